@@ -1,0 +1,37 @@
+# Two commands do it all on a fresh Debian 12 machine: `make demo` and `make test`.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+BUILD_JOBS ?= $(shell nproc)
+
+.PHONY: help deps release test test-release test-asan test-tsan test-fuzz demo clean
+
+help:
+	@echo "make demo   agents' sessions through a real MoE under too little memory: static, paper, ours"
+	@echo "make test   release, ASan+UBSan, TSan, fuzzers; ends with ctest's count"
+
+# Debian packages, from scripts/debian-packages.txt. Silent and quick when nothing is missing.
+deps:
+	@scripts/install-packages.sh
+
+release: deps
+	@scripts/build.sh release
+
+test: test-fuzz test-tsan test-asan test-release
+
+test-release: release
+	ctest --test-dir build/release --output-on-failure -j $(BUILD_JOBS)
+
+test-asan: deps
+	@scripts/build.sh asan
+	ctest --test-dir build/asan --output-on-failure -j $(BUILD_JOBS)
+
+# Only what has threads.
+test-tsan: deps
+	@scripts/build.sh tsan
+	ctest --test-dir build/tsan --output-on-failure -j $(BUILD_JOBS)
+
+test-fuzz: deps
+	@scripts/run-fuzzers.sh 20
+
+clean:
+	rm -rf build

@@ -1,0 +1,66 @@
+# One folder under src/ is one library, built by one line:
+#
+#   vamp_library(core DEPS base model LIBS nlohmann_json::nlohmann_json)
+#
+# Sources are the folder's *.cc. Files are sorted by their ending:
+#   x.cc        part of the library vamp_<name>
+#   x_test.cc   part of the test program vamp_<name>_test (GoogleTest; each test is a ctest test)
+#   x_fuzz.cc   a libFuzzer program of its own, built only under -DVAMP_FUZZ=ON
+# DEPS are libraries of this project, LIBS anything else.
+
+add_library(vamp_options INTERFACE)
+target_compile_features(vamp_options INTERFACE cxx_std_20)
+target_compile_options(vamp_options INTERFACE
+  -Wall -Wextra -Wpedantic -Wshadow -Wnon-virtual-dtor -Woverloaded-virtual -Werror
+  -fno-omit-frame-pointer)
+target_include_directories(vamp_options INTERFACE ${PROJECT_SOURCE_DIR}/src)
+if(VAMP_SANITIZE)
+  target_compile_options(vamp_options INTERFACE -fsanitize=${VAMP_SANITIZE} -fno-sanitize-recover=all)
+  target_link_options(vamp_options INTERFACE -fsanitize=${VAMP_SANITIZE})
+  target_compile_definitions(vamp_options INTERFACE VAMP_SANITIZED=1)
+endif()
+if(VAMP_FUZZ)
+  target_compile_options(vamp_options INTERFACE -fsanitize=fuzzer-no-link,address,undefined)
+  target_link_options(vamp_options INTERFACE -fsanitize=address,undefined)
+endif()
+
+function(vamp_library name)
+  cmake_parse_arguments(ARG "" "" "DEPS;LIBS;TEST_LIBS;EXTRA" ${ARGN})
+  file(GLOB sources CONFIGURE_DEPENDS *.cc)
+  set(tests ${sources})
+  set(fuzzers ${sources})
+  list(FILTER tests INCLUDE REGEX "_test\\.cc$")
+  list(FILTER fuzzers INCLUDE REGEX "_fuzz\\.cc$")
+  list(FILTER sources EXCLUDE REGEX "_(test|fuzz)\\.cc$")
+  list(APPEND sources ${ARG_EXTRA})
+
+  list(TRANSFORM ARG_DEPS PREPEND vamp_)
+  if(sources)
+    add_library(vamp_${name} STATIC ${sources})
+    target_link_libraries(vamp_${name} PUBLIC vamp_options ${ARG_DEPS} ${ARG_LIBS})
+  else()
+    add_library(vamp_${name} INTERFACE)
+    target_link_libraries(vamp_${name} INTERFACE vamp_options ${ARG_DEPS} ${ARG_LIBS})
+  endif()
+
+  if(VAMP_FUZZ)
+    foreach(fuzzer ${fuzzers})
+      get_filename_component(stem ${fuzzer} NAME_WE)
+      add_executable(${stem} ${fuzzer})
+      target_link_libraries(${stem} PRIVATE vamp_${name})
+      target_link_options(${stem} PRIVATE -fsanitize=fuzzer)
+    endforeach()
+  elseif(tests)
+    vamp_test(vamp_${name}_test SOURCES ${tests} LIBS vamp_${name} ${ARG_TEST_LIBS})
+  endif()
+endfunction()
+
+# A GoogleTest program, each of whose tests is a ctest test. VAMP_SOURCE_DIR is where the test finds
+# the repository's own files (golden checkpoints, traces).
+function(vamp_test name)
+  cmake_parse_arguments(ARG "" "" "SOURCES;LIBS" ${ARGN})
+  add_executable(${name} ${ARG_SOURCES})
+  target_link_libraries(${name} PRIVATE ${ARG_LIBS} GTest::gtest GTest::gmock GTest::gtest_main)
+  target_compile_definitions(${name} PRIVATE VAMP_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
+  gtest_discover_tests(${name} DISCOVERY_MODE PRE_TEST PROPERTIES TIMEOUT 300)
+endfunction()
