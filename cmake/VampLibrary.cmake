@@ -6,13 +6,15 @@
 #   x.cc        part of the library vamp_<name>
 #   x_test.cc   part of the test program vamp_<name>_test (GoogleTest; each test is a ctest test)
 #   x_fuzz.cc   a libFuzzer program of its own, built only under -DVAMP_FUZZ=ON
+# and likewise for *.cu in the cuda/ folders, which are built only under -DVAMP_CUDA=ON.
 # DEPS are libraries of this project, LIBS anything else.
 
 add_library(vamp_options INTERFACE)
 target_compile_features(vamp_options INTERFACE cxx_std_20)
 target_compile_options(vamp_options INTERFACE
-  -Wall -Wextra -Wpedantic -Wshadow -Wnon-virtual-dtor -Woverloaded-virtual -Werror
-  -fno-omit-frame-pointer)
+  $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wpedantic -Wshadow -Wnon-virtual-dtor -Woverloaded-virtual
+  -Werror -fno-omit-frame-pointer>
+  $<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Wall,-Wextra,-Werror --expt-relaxed-constexpr -lineinfo>)
 target_include_directories(vamp_options INTERFACE ${PROJECT_SOURCE_DIR}/src)
 if(VAMP_SANITIZE)
   target_compile_options(vamp_options INTERFACE -fsanitize=${VAMP_SANITIZE} -fno-sanitize-recover=all)
@@ -26,12 +28,12 @@ endif()
 
 function(vamp_library name)
   cmake_parse_arguments(ARG "" "" "DEPS;LIBS;TEST_LIBS;EXTRA" ${ARGN})
-  file(GLOB sources CONFIGURE_DEPENDS *.cc)
+  file(GLOB sources CONFIGURE_DEPENDS *.cc *.cu)
   set(tests ${sources})
   set(fuzzers ${sources})
-  list(FILTER tests INCLUDE REGEX "_test\\.cc$")
+  list(FILTER tests INCLUDE REGEX "_test\\.(cc|cu)$")
   list(FILTER fuzzers INCLUDE REGEX "_fuzz\\.cc$")
-  list(FILTER sources EXCLUDE REGEX "_(test|fuzz)\\.cc$")
+  list(FILTER sources EXCLUDE REGEX "_(test|fuzz)\\.(cc|cu)$")
   list(APPEND sources ${ARG_EXTRA})
 
   list(TRANSFORM ARG_DEPS PREPEND vamp_)
