@@ -66,6 +66,7 @@ struct BoundaryState {
 };
 
 struct ReclaimInputs {
+  uint64_t decision = 0;  // DecisionRecord::id that this call will get
   StepId step = 0;
   Micros now = 0;
   int gap_blocks = 0;     // blocks needed beyond the uncached free ones
@@ -151,7 +152,8 @@ class ReclaimPolicy {
   virtual bool hold_new_session(SessionId, int /*prompt_tokens*/, Micros /*now*/) { return false; }
 
   virtual void observe(const StepObservation&) {}
-  virtual void on_turn_started(SessionId, Micros /*now*/) {}
+  // A turn arrived (its request was added), and when it finished. Session: never 0, see SessionId.
+  virtual void on_turn_started(SessionId, int /*prompt_tokens*/, Micros /*now*/) {}
   virtual void on_turn_ended(SessionId, int /*context_tokens*/, Micros /*now*/) {}
   virtual void on_rescheduled(Micros /*preempted*/, Micros /*now*/) {}  // t_queue's estimator
   // A dropped segment was asked for again `since` later; `recomputed` tokens were lost by dropping it.
