@@ -14,7 +14,7 @@ target_compile_features(vamp_options INTERFACE cxx_std_20)
 target_compile_options(vamp_options INTERFACE
   $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wpedantic -Wshadow -Wnon-virtual-dtor -Woverloaded-virtual
   -Werror -fno-omit-frame-pointer>
-  $<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Wall,-Wextra,-Werror --expt-relaxed-constexpr -lineinfo>)
+  $<$<COMPILE_LANGUAGE:CUDA>:-std=c++20 -DFMT_USE_CONSTEXPR=1 -DFMT_CONSTEVAL= -Xcompiler=-Wall,-Wextra,-Werror --expt-relaxed-constexpr -lineinfo>)
 target_include_directories(vamp_options INTERFACE ${PROJECT_SOURCE_DIR}/src)
 if(VAMP_SANITIZE)
   target_compile_options(vamp_options INTERFACE -fsanitize=${VAMP_SANITIZE} -fno-sanitize-recover=all)
