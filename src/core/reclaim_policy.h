@@ -154,7 +154,7 @@ class ReclaimPolicy {
   virtual void observe(const StepObservation&) {}
   // A turn arrived (its request was added), and when it finished. Session: never 0, see SessionId.
   virtual void on_turn_started(SessionId, int /*prompt_tokens*/, Micros /*now*/) {}
-  virtual void on_turn_ended(SessionId, int /*context_tokens*/, Micros /*now*/) {}
+  virtual void on_turn_ended(SessionId, const RequestStats&, Micros /*now*/) {}
   virtual void on_rescheduled(Micros /*preempted*/, Micros /*now*/) {}  // t_queue's estimator
   // A dropped segment was asked for again `since` later; `recomputed` tokens were lost by dropping it.
   virtual void on_evicted_reused(uint64_t /*decision*/, int /*recomputed*/, Micros /*since*/) {}
