@@ -99,8 +99,10 @@ struct ActionCost {
 struct ReclaimDecision {
   ActionKind kind = ActionKind::kDrop;  // the action's name in records and metrics
   // What to do. Several may be set: a plan may combine them.
-  int drop_blocks = 0;                   // in LRU order, whatever segment they are of; or:
-  std::vector<uint64_t> drop, demote;    // handles of candidates
+  // How many blocks to drop: from the ends of the candidates in `drop`, in that order; in plain LRU
+  // order when `drop` is empty or does not suffice.
+  int drop_blocks = 0;
+  std::vector<uint64_t> drop, demote;  // handles of candidates; demoted ones go whole
   int give_up_groups = 0;
   std::vector<RequestId> preempt_recompute, preempt_swap;
   bool wait = false;
