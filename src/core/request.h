@@ -45,7 +45,7 @@ struct RequestInput {
   uint64_t cache_salt = 0;  // tenant: prefixes are shared only within one salt
   ReuseHint reuse;
   Micros arrival = 0;
-  Micros deadline = std::numeric_limits<Micros>::infinity();
+  Micros deadline = std::numeric_limits<Micros>::infinity();  // dropped then, wherever it is
 };
 
 enum class FinishReason { kStop, kLength, kCancelled, kDeadline, kError };

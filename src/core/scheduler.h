@@ -33,7 +33,18 @@ struct SchedulerConfig {
   AdmissionRule admission = AdmissionRule::kWholePrompt;
   int host_blocks = 0;                 // capacity of the host tier (--kv-offloading-size)
   bool two_way_boundary = true;        // false: the paper's, the boundary only rises
+  int max_groups_out = -1;             // the boundary never rises beyond; -1: the layout's maximum
   int hit_rate_window = 1000;          // requests
+  // A waiting request that does not fit lets others pass, at most so many and for so long after it
+  // first did not fit; then nothing behind it enters before it does.
+  int max_overtakes = 8;
+  Micros max_overtaken_for = 2 * kSecond;
+  int max_admission_attempts = 4;      // waiting requests that do not fit, looked at in one step
+  Micros boundary_backoff = 10 * kSecond;  // no boundary moves for so long after one has failed
+  Micros hold_recheck = 50e3;          // a session held back by the policy is asked for again after
+  int max_candidates = 32;             // runs of cached blocks shown to the policy
+  int min_segment_blocks = 32;         // a candidate is cut to so many blocks, or to the gap if larger
+  int max_ghosts = 1 << 16;            // keys of dropped blocks remembered, to see what a drop cost
   std::vector<TokenId> eos_token_ids;
 };
 

@@ -8,11 +8,14 @@
 //   1. `reset`: forget all running requests
 //   2. `release`: forget those
 //   3. `boundary`: move the HBM partition, all or nothing; zero the frames that join the KV pool
-//   4. `move_blocks`: device-to-device copies
+//   4. `move_blocks`: device-to-device copies; then `edit_tables`: entries of running requests' tables
+//      that are now another block (it moved, or somebody else holds the same content)
 //   5. start `demote` and `promote` copies. They may end steps later; a result reports each. Demoted
 //      blocks are read as they are before this step's forward pass
 //   6. `start`: take new running requests in
 //   7. the forward pass over `batch`, then sampling
+// A plan with `await_copies` has nothing else in it: its step ends when at least one copy that was in
+// flight has ended (its result reports it).
 //
 // Failure. When the boundary cannot move (a driver call failed and was rolled back), or an executor
 // loses a step for another reason, it skips that plan and all later ones until a plan with `reset`
@@ -49,6 +52,13 @@ struct BlockCopy {  // device ↔ host
   bool operator==(const BlockCopy&) const = default;
 };
 
+// One entry of a running request's block table is replaced.
+struct TableEdit {
+  RequestSlot slot = 0;
+  int index = 0;
+  BlockId block = 0;
+};
+
 // A request enters the executor's tables: for the first time, or again after a preemption.
 struct StartRequest {
   RequestSlot slot = 0;
@@ -76,11 +86,13 @@ struct StepPlan {
   std::vector<RequestSlot> release;
   std::optional<BoundaryMove> boundary;
   std::vector<BlockMove> move_blocks;
+  std::vector<TableEdit> edit_tables;
   std::vector<BlockCopy> demote;   // device → host
   std::vector<BlockCopy> promote;  // host → device
   std::vector<StartRequest> start;
   std::vector<BatchEntry> batch;
   StagingMode staging = StagingMode::kAuto;
+  bool await_copies = false;
 
   int num_tokens() const;
   // Nothing to do at all: not sent to the executor.
