@@ -130,6 +130,7 @@ struct BackgroundDecision {
 // What the policy learns from.
 struct StepObservation {
   StepId step = 0;
+  Micros now = 0;       // when its result was taken in
   Micros duration = 0;  // of the step on the device
   int decode_requests = 0;
   int prefill_tokens = 0;
