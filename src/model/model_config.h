@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/units.h"
@@ -30,7 +31,7 @@ struct RopeConfig {
   double theta = 10000.0;
   double partial_rotary_factor = 1.0;  // share of head_dim that rotates
   double factor = 1.0;
-  int original_max_position = 0;
+  int original_max_position = 0;  // llama3, yarn: length before the scaling
   double low_freq_factor = 1.0, high_freq_factor = 4.0;            // llama3
   double beta_fast = 32.0, beta_slow = 1.0;                        // yarn
   std::optional<double> attention_factor, mscale, mscale_all_dim;  // yarn
@@ -59,7 +60,7 @@ struct ModelConfig {
   int moe_intermediate_size = 0;
   int dense_intermediate_size = 0;   // of layers whose mlp is kDense
   int shared_expert_intermediate_size = 0;  // 0: none
-  bool norm_topk_prob = true;
+  bool norm_topk_prob = true;  // the chosen experts' weights are scaled to sum to 1
 
   int linear_num_key_heads = 0, linear_num_value_heads = 0;
   int linear_key_head_dim = 0, linear_value_head_dim = 0, linear_conv_kernel_dim = 0;
@@ -78,5 +79,8 @@ struct ModelConfig {
 // and generation_config.json beside it for the end tokens. Throws Error naming the file, the field,
 // what is wrong and what is supported.
 ModelConfig load_model_config(const std::filesystem::path& folder_or_file);
+
+// The same from the text of a config.json; `file` stands in messages. No generation_config.json.
+ModelConfig parse_model_config(std::string_view text, const std::string& file);
 
 }  // namespace vamp
