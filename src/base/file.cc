@@ -12,8 +12,9 @@ std::string read_text_file(const std::filesystem::path& path, size_t max_bytes) 
   std::error_code code;
   if (!std::filesystem::is_regular_file(path, code)) {
     throw Error("{}: {}", path.string(),
-                code ? code.message() : std::filesystem::exists(path) ? "is not a file"
-                                                                      : "no such file");
+                code                            ? code.message()
+                : std::filesystem::exists(path) ? "is not a file"
+                                                : "no such file");
   }
   errno = 0;
   std::ifstream stream(path, std::ios::binary);

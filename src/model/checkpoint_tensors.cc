@@ -19,47 +19,84 @@ struct RoleFacts {
 
 RoleFacts role_facts(TensorRole role) {
   switch (role) {
-    case TensorRole::kEmbedding: return {"model.embed_tokens.weight", Split::kVocabulary};
-    case TensorRole::kFinalNorm: return {"model.norm.weight", Split::kWhole};
-    case TensorRole::kLmHead: return {"lm_head.weight", Split::kVocabulary};
-    case TensorRole::kInputNorm: return {"input_layernorm.weight", Split::kWhole};
-    case TensorRole::kPostAttentionNorm: return {"post_attention_layernorm.weight", Split::kWhole};
-    case TensorRole::kQProj: return {"self_attn.q_proj.weight", Split::kCut};
-    case TensorRole::kKProj: return {"self_attn.k_proj.weight", Split::kKvHeads};
-    case TensorRole::kVProj: return {"self_attn.v_proj.weight", Split::kKvHeads};
-    case TensorRole::kOProj: return {"self_attn.o_proj.weight", Split::kCut};
-    case TensorRole::kQBias: return {"self_attn.q_proj.bias", Split::kCut};
-    case TensorRole::kKBias: return {"self_attn.k_proj.bias", Split::kKvHeads};
-    case TensorRole::kVBias: return {"self_attn.v_proj.bias", Split::kKvHeads};
-    case TensorRole::kOBias: return {"self_attn.o_proj.bias", Split::kWhole};
-    case TensorRole::kQNorm: return {"self_attn.q_norm.weight", Split::kWhole};
-    case TensorRole::kKNorm: return {"self_attn.k_norm.weight", Split::kWhole};
-    case TensorRole::kLinearQkvz: return {"linear_attn.in_proj_qkvz.weight", Split::kCut};
-    case TensorRole::kLinearBa: return {"linear_attn.in_proj_ba.weight", Split::kCut};
-    case TensorRole::kLinearConv: return {"linear_attn.conv1d.weight", Split::kCut};
-    case TensorRole::kLinearDtBias: return {"linear_attn.dt_bias", Split::kCut};
-    case TensorRole::kLinearALog: return {"linear_attn.A_log", Split::kCut};
-    case TensorRole::kLinearNorm: return {"linear_attn.norm.weight", Split::kWhole};
-    case TensorRole::kLinearOut: return {"linear_attn.out_proj.weight", Split::kCut};
-    case TensorRole::kMlpGate: return {"mlp.gate_proj.weight", Split::kCut};
-    case TensorRole::kMlpUp: return {"mlp.up_proj.weight", Split::kCut};
-    case TensorRole::kMlpDown: return {"mlp.down_proj.weight", Split::kCut};
-    case TensorRole::kRouter: return {"gate.weight", Split::kWhole};
-    case TensorRole::kSharedGate: return {"shared_expert.gate_proj.weight", Split::kCut};
-    case TensorRole::kSharedUp: return {"shared_expert.up_proj.weight", Split::kCut};
-    case TensorRole::kSharedDown: return {"shared_expert.down_proj.weight", Split::kCut};
-    case TensorRole::kSharedExpertGate: return {"shared_expert_gate.weight", Split::kWhole};
-    case TensorRole::kExpertGate: return {"gate_proj.weight", Split::kCut};
-    case TensorRole::kExpertUp: return {"up_proj.weight", Split::kCut};
-    case TensorRole::kExpertDown: return {"down_proj.weight", Split::kCut};
-    case TensorRole::kFusedGateUp: return {"experts.gate_up_proj", Split::kCut};
-    case TensorRole::kFusedDown: return {"experts.down_proj", Split::kCut};
+    case TensorRole::kEmbedding:
+      return {"model.embed_tokens.weight", Split::kVocabulary};
+    case TensorRole::kFinalNorm:
+      return {"model.norm.weight", Split::kWhole};
+    case TensorRole::kLmHead:
+      return {"lm_head.weight", Split::kVocabulary};
+    case TensorRole::kInputNorm:
+      return {"input_layernorm.weight", Split::kWhole};
+    case TensorRole::kPostAttentionNorm:
+      return {"post_attention_layernorm.weight", Split::kWhole};
+    case TensorRole::kQProj:
+      return {"self_attn.q_proj.weight", Split::kCut};
+    case TensorRole::kKProj:
+      return {"self_attn.k_proj.weight", Split::kKvHeads};
+    case TensorRole::kVProj:
+      return {"self_attn.v_proj.weight", Split::kKvHeads};
+    case TensorRole::kOProj:
+      return {"self_attn.o_proj.weight", Split::kCut};
+    case TensorRole::kQBias:
+      return {"self_attn.q_proj.bias", Split::kCut};
+    case TensorRole::kKBias:
+      return {"self_attn.k_proj.bias", Split::kKvHeads};
+    case TensorRole::kVBias:
+      return {"self_attn.v_proj.bias", Split::kKvHeads};
+    case TensorRole::kOBias:
+      return {"self_attn.o_proj.bias", Split::kWhole};
+    case TensorRole::kQNorm:
+      return {"self_attn.q_norm.weight", Split::kWhole};
+    case TensorRole::kKNorm:
+      return {"self_attn.k_norm.weight", Split::kWhole};
+    case TensorRole::kLinearQkvz:
+      return {"linear_attn.in_proj_qkvz.weight", Split::kCut};
+    case TensorRole::kLinearBa:
+      return {"linear_attn.in_proj_ba.weight", Split::kCut};
+    case TensorRole::kLinearConv:
+      return {"linear_attn.conv1d.weight", Split::kCut};
+    case TensorRole::kLinearDtBias:
+      return {"linear_attn.dt_bias", Split::kCut};
+    case TensorRole::kLinearALog:
+      return {"linear_attn.A_log", Split::kCut};
+    case TensorRole::kLinearNorm:
+      return {"linear_attn.norm.weight", Split::kWhole};
+    case TensorRole::kLinearOut:
+      return {"linear_attn.out_proj.weight", Split::kCut};
+    case TensorRole::kMlpGate:
+      return {"mlp.gate_proj.weight", Split::kCut};
+    case TensorRole::kMlpUp:
+      return {"mlp.up_proj.weight", Split::kCut};
+    case TensorRole::kMlpDown:
+      return {"mlp.down_proj.weight", Split::kCut};
+    case TensorRole::kRouter:
+      return {"gate.weight", Split::kWhole};
+    case TensorRole::kSharedGate:
+      return {"shared_expert.gate_proj.weight", Split::kCut};
+    case TensorRole::kSharedUp:
+      return {"shared_expert.up_proj.weight", Split::kCut};
+    case TensorRole::kSharedDown:
+      return {"shared_expert.down_proj.weight", Split::kCut};
+    case TensorRole::kSharedExpertGate:
+      return {"shared_expert_gate.weight", Split::kWhole};
+    case TensorRole::kExpertGate:
+      return {"gate_proj.weight", Split::kCut};
+    case TensorRole::kExpertUp:
+      return {"up_proj.weight", Split::kCut};
+    case TensorRole::kExpertDown:
+      return {"down_proj.weight", Split::kCut};
+    case TensorRole::kFusedGateUp:
+      return {"experts.gate_up_proj", Split::kCut};
+    case TensorRole::kFusedDown:
+      return {"experts.down_proj", Split::kCut};
   }
   VAMP_CHECK(false, "role {}", static_cast<int>(role));
   return {};
 }
 
-bool in_moe_block(TensorRole role) { return role >= TensorRole::kRouter; }
+bool in_moe_block(TensorRole role) {
+  return role >= TensorRole::kRouter;
+}
 
 // Collects the tensors of a model.
 class TensorList {
@@ -171,9 +208,12 @@ std::vector<TensorSpec> list_tensors(const ModelConfig& model, ExpertFormat form
 
 const char* mixtral_expert_suffix(TensorRole role) {
   switch (role) {
-    case TensorRole::kExpertGate: return "w1.weight";
-    case TensorRole::kExpertUp: return "w3.weight";
-    default: return "w2.weight";
+    case TensorRole::kExpertGate:
+      return "w1.weight";
+    case TensorRole::kExpertUp:
+      return "w3.weight";
+    default:
+      return "w2.weight";
   }
 }
 
@@ -210,9 +250,12 @@ size_t rank_elements(const TensorSpec& tensor, const ModelConfig& model, int ten
   const auto ranks = static_cast<size_t>(tensor_parallel);
   const size_t elements = tensor.elements();
   switch (role_facts(tensor.role).split) {
-    case Split::kWhole: return elements;
-    case Split::kCut: return elements / ranks;
-    case Split::kVocabulary: return (tensor.shape[0] + ranks - 1) / ranks * tensor.shape[1];
+    case Split::kWhole:
+      return elements;
+    case Split::kCut:
+      return elements / ranks;
+    case Split::kVocabulary:
+      return (tensor.shape[0] + ranks - 1) / ranks * tensor.shape[1];
     case Split::kKvHeads:
       return elements / std::min(ranks, static_cast<size_t>(model.num_kv_heads));
   }

@@ -1,5 +1,5 @@
-// Which tensors a checkpoint holds for a model: their roles, names and shapes, for each architecture as
-// the Hugging Face hub has them. Pure description; Checkpoint finds them in files.
+// Which tensors a checkpoint holds for a model: their roles, names and shapes, for each
+// architecture as the Hugging Face hub has them. Pure description; Checkpoint finds them in files.
 #pragma once
 
 #include <cstddef>
@@ -10,9 +10,10 @@
 
 namespace vamp {
 
-// Shapes in the comments are [out, in]. H hidden size, V vocabulary, D head dim, Nq and Nkv heads, E
-// experts, I the experts' intermediate size, S the shared expert's, F that of layers without experts.
-// Gated DeltaNet: Kd = key heads x key head dim, Vd = value heads x value head dim, Nv value heads.
+// Shapes in the comments are [out, in]. H hidden size, V vocabulary, D head dim, Nq and Nkv heads,
+// E experts, I the experts' intermediate size, S the shared expert's, F that of layers without
+// experts. Gated DeltaNet: Kd = key heads x key head dim, Vd = value heads x value head dim, Nv
+// value heads.
 enum class TensorRole {
   // Of the model (layer -1).
   kEmbedding,  // [V, H]
@@ -33,9 +34,9 @@ enum class TensorRole {
   kQNorm,  // [D]
   kKNorm,  // [D]
   // Gated DeltaNet.
-  kLinearQkvz,  // [2 Kd + 2 Vd, H]; for each key head: q, k, v, z
-  kLinearBa,    // [2 Nv, H]; for each key head: b, a
-  kLinearConv,  // [2 Kd + Vd, 1, width]
+  kLinearQkvz,    // [2 Kd + 2 Vd, H]; for each key head: q, k, v, z
+  kLinearBa,      // [2 Nv, H]; for each key head: b, a
+  kLinearConv,    // [2 Kd + Vd, 1, width]
   kLinearDtBias,  // [Nv]
   kLinearALog,    // [Nv]
   kLinearNorm,    // [value head dim]
@@ -80,8 +81,9 @@ std::vector<TensorSpec> checkpoint_tensors(const ModelConfig& model, ExpertForma
 std::vector<TensorSpec> dense_tensors(const ModelConfig& model, ExpertFormat format);
 
 // Elements of the tensor that one of `tensor_parallel` ranks holds. Projections are cut by heads or
-// along the intermediate size, embedding and head by vocabulary (rounded up), KV heads are copied when
-// there are fewer than ranks; norms, routers and the shared expert's gate are whole on every rank.
+// along the intermediate size, embedding and head by vocabulary (rounded up), KV heads are copied
+// when there are fewer than ranks; norms, routers and the shared expert's gate are whole on every
+// rank.
 size_t rank_elements(const TensorSpec& tensor, const ModelConfig& model, int tensor_parallel);
 
 // Bytes of all that is not an expert on one rank, in the model's dtype.

@@ -13,8 +13,8 @@ namespace {
 constexpr int kMaxDepth = 64;
 constexpr size_t kMaxQuoted = 120;
 
-// Refuses keys given twice: readers differ in which one they take, and a file made to be read in two
-// ways is not to be trusted.
+// Refuses keys given twice: readers differ in which one they take, and a file made to be read in
+// two ways is not to be trusted.
 class StrictKeys {
  public:
   explicit StrictKeys(const std::string& file) : file_(file) {}

@@ -1,5 +1,5 @@
-// JSON from the outside world (config.json, safetensors headers and indexes): parsing and typed field
-// access in which every fault is an Error naming the file, the field and what was expected.
+// JSON from the outside world (config.json, safetensors headers and indexes): parsing and typed
+// field access in which every fault is an Error naming the file, the field and what was expected.
 #pragma once
 
 #include <cstdint>
@@ -10,8 +10,8 @@
 
 namespace vamp {
 
-// Throws Error naming `file` on malformed JSON, a key given twice in one object, nesting deeper than 64
-// levels, or when the outermost value is not an object.
+// Throws Error naming `file` on malformed JSON, a key given twice in one object, nesting deeper
+// than 64 levels, or when the outermost value is not an object.
 nlohmann::json parse_json_object(std::string_view text, const std::string& file);
 
 // A name out of a file, for a message: in quotes, one line, plain ASCII, cut at 120 characters.
@@ -20,8 +20,8 @@ std::string quote(std::string_view name);
 // What a JSON value is, for a message: its text when short, else its type.
 std::string describe_json(const nlohmann::json& value);
 
-// The fields of one JSON object. It refers to the object, which must outlive it. A field that is null
-// counts as absent, as in transformers.
+// The fields of one JSON object. It refers to the object, which must outlive it. A field that is
+// null counts as absent, as in transformers.
 class JsonFields {
  public:
   // `prefix` stands before field names in messages: "rope_parameters." for a nested object.

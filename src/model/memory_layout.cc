@@ -72,10 +72,11 @@ std::string weights_text(const MemoryLayout& layout) {
 void place_budget(MemoryLayout& layout, size_t device_bytes) {
   const size_t fixed = layout.dense_weight_bytes + layout.reserve_bytes;
   if (device_bytes < fixed) {
-    throw Error("{} of device memory do not hold the {} that never move ({}): raise the budget by "
-                "{}, or use more ranks",
-                format_bytes(device_bytes), format_bytes(fixed), weights_text(layout),
-                format_bytes(fixed - device_bytes));
+    throw Error(
+        "{} of device memory do not hold the {} that never move ({}): raise the budget by "
+        "{}, or use more ranks",
+        format_bytes(device_bytes), format_bytes(fixed), weights_text(layout),
+        format_bytes(fixed - device_bytes));
   }
   const size_t room = device_bytes - fixed;
   size_t backed = layout.expert_bytes();
@@ -100,11 +101,12 @@ int least_boundary(const MemoryLayout& layout, size_t min_pool_bytes) {
 }
 
 void check_block_count(const MemoryLayout& layout) {
-  const size_t arena = layout.base_pool_bytes +
-                       layout.group_bytes() * static_cast<size_t>(layout.max_pool_slots());
+  const size_t arena =
+      layout.base_pool_bytes + layout.group_bytes() * static_cast<size_t>(layout.max_pool_slots());
   if (arena / layout.block_bytes > static_cast<size_t>(std::numeric_limits<BlockId>::max())) {
-    throw Error("a KV arena of {} in blocks of {} has more than 2^31 blocks: use more tokens a block",
-                format_bytes(arena), format_bytes(layout.block_bytes));
+    throw Error(
+        "a KV arena of {} in blocks of {} has more than 2^31 blocks: use more tokens a block",
+        format_bytes(arena), format_bytes(layout.block_bytes));
   }
 }
 
@@ -145,7 +147,8 @@ size_t kv_bytes_per_token(const ModelConfig& model, int tensor_parallel, DType k
 size_t recurrent_state_bytes(const ModelConfig& model, int tensor_parallel) {
   const auto layers = static_cast<size_t>(model.num_layers() - model.num_full_attention_layers());
   const auto keys = static_cast<size_t>(model.linear_num_key_heads * model.linear_key_head_dim);
-  const auto values = static_cast<size_t>(model.linear_num_value_heads * model.linear_value_head_dim);
+  const auto values =
+      static_cast<size_t>(model.linear_num_value_heads * model.linear_value_head_dim);
   const size_t recurrence = values * static_cast<size_t>(model.linear_key_head_dim) * sizeof(float);
   const size_t width = layers == 0 ? 0 : static_cast<size_t>(model.linear_conv_kernel_dim - 1);
   const size_t convolution = (2 * keys + values) * width * dtype_bytes(model.dtype);
@@ -249,12 +252,13 @@ MemoryLayout make_memory_layout(const ModelConfig& model, const MemoryLayoutOpti
     }
   }
   const int most = layout.max_groups_out();
-  throw Error("{} of device memory do not hold {} and a KV pool of {}: {} groups of {} lack memory, "
-              "and the {} that an offload ratio of {} percent lets go free {} besides the staging "
-              "banks; raise the budget or the ratio",
-              format_bytes(options.device_bytes), weights_text(layout), format_bytes(min_pool),
-              layout.missing_groups, format_bytes(layout.group_bytes()), most,
-              options.max_offload_percent, most - layout.bank_groups(most));
+  throw Error(
+      "{} of device memory do not hold {} and a KV pool of {}: {} groups of {} lack memory, "
+      "and the {} that an offload ratio of {} percent lets go free {} besides the staging "
+      "banks; raise the budget or the ratio",
+      format_bytes(options.device_bytes), weights_text(layout), format_bytes(min_pool),
+      layout.missing_groups, format_bytes(layout.group_bytes()), most, options.max_offload_percent,
+      most - layout.bank_groups(most));
 }
 
 }  // namespace vamp

@@ -42,10 +42,10 @@ MemoryLayoutOptions small_options(const ModelConfig& model, Random& random) {
       make_expert_geometry(model, options.tensor_parallel, options.page_bytes);
   const size_t weights = dense_weight_bytes(model, options.tensor_parallel) + options.reserve_bytes;
   // From too little for all experts to plenty.
-  options.device_bytes =
-      weights + static_cast<size_t>(static_cast<double>(experts.expert_bytes()) *
-                                    (0.5 + 1.5 * random.uniform())) +
-      32 * kKiB;
+  options.device_bytes = weights +
+                         static_cast<size_t>(static_cast<double>(experts.expert_bytes()) *
+                                             (0.5 + 1.5 * random.uniform())) +
+                         32 * kKiB;
   return options;
 }
 
@@ -215,9 +215,9 @@ TEST(MemoryLayout, RefusalsCarryTheNumbers) {
     make_memory_layout(model, options);
     FAIL();
   } catch (const Error& error) {
-    EXPECT_THAT(error.what(), testing::AllOf(testing::HasSubstr("70.00 GiB"),
-                                             testing::HasSubstr("72.00 GiB"),
-                                             testing::HasSubstr("4 percent")));
+    EXPECT_THAT(error.what(),
+                testing::AllOf(testing::HasSubstr("70.00 GiB"), testing::HasSubstr("72.00 GiB"),
+                               testing::HasSubstr("4 percent")));
   }
   options.device_bytes = kGiB;
   EXPECT_THROW(make_memory_layout(model, options), Error);
@@ -245,7 +245,8 @@ TEST(MemoryLayout, WeightsBeyondTheBudgetStartWithGroupsGivenUp) {
   EXPECT_LT(layout.base_pool_bytes, layout.group_bytes());
 }
 
-// Groups, shards and sizes that the paper states, and our own models' (kernels.md's table of sizes).
+// Groups, shards and sizes that the paper states, and our own models' (kernels.md's table of
+// sizes).
 TEST(ExpertGeometry, ShardsPerGroup) {
   const ModelConfig next = load_model_config(kModels / "qwen3-next-80b-a3b");
   for (const auto& [ranks, shards] : {std::pair{1, 1}, {2, 2}, {4, 4}, {8, 8}}) {

@@ -91,10 +91,11 @@ void parse_attention(const JsonFields& config, ModelConfig& model) {
                                            "num_attention_heads {}",
                                            model.hidden_size, model.num_heads));
   }
-  model.head_dim = config.integer_or("head_dim", model.hidden_size / model.num_heads, 2, kMaxHeadDim);
+  model.head_dim =
+      config.integer_or("head_dim", model.hidden_size / model.num_heads, 2, kMaxHeadDim);
   if (model.head_dim < 2 || model.head_dim > kMaxHeadDim || model.head_dim % 2 != 0) {
-    config.fault("head_dim", fmt::format("{} is not an even number from 2 to {}", model.head_dim,
-                                         kMaxHeadDim));
+    config.fault("head_dim",
+                 fmt::format("{} is not an even number from 2 to {}", model.head_dim, kMaxHeadDim));
   }
   const double rotary = model.head_dim * model.rope.partial_rotary_factor;
   if (rotary != std::floor(rotary) || static_cast<int>(rotary) % 2 != 0) {
@@ -136,9 +137,9 @@ AttentionKind parse_layer_type(const JsonFields& config, const nlohmann::json& t
   const std::string name = type.is_string() ? type.get<std::string>() : "";
   if (name == "full_attention") return AttentionKind::kFull;
   if (name == "linear_attention" && linear_allowed) return AttentionKind::kLinear;
-  config.fault("layer_types",
-               fmt::format("layer {} is {}; expected {}", layer, describe_json(type),
-                           linear_allowed ? "full_attention or linear_attention" : "full_attention"));
+  config.fault("layer_types", fmt::format("layer {} is {}; expected {}", layer, describe_json(type),
+                                          linear_allowed ? "full_attention or linear_attention"
+                                                         : "full_attention"));
 }
 
 void parse_layer_kinds(const JsonFields& config, ModelConfig& model) {
@@ -159,9 +160,9 @@ void parse_layer_kinds(const JsonFields& config, ModelConfig& model) {
     }
   }
   if (model.num_full_attention_layers() == 0) {
-    config.fault("num_hidden_layers",
-                 fmt::format("none of the {} layers has full attention; expected at least one",
-                             count));
+    config.fault(
+        "num_hidden_layers",
+        fmt::format("none of the {} layers has full attention; expected at least one", count));
   }
 }
 
@@ -183,8 +184,9 @@ void parse_dense_layers(const JsonFields& config, ModelConfig& model) {
   }
   const int moe = model.num_moe_layers();
   if (moe == 0) {
-    config.fault("mlp_only_layers", "with decoder_sparse_step it leaves no layer with experts; "
-                                    "expected a mixture-of-experts model");
+    config.fault("mlp_only_layers",
+                 "with decoder_sparse_step it leaves no layer with experts; "
+                 "expected a mixture-of-experts model");
   }
   if (moe < model.num_layers()) {
     model.dense_intermediate_size = config.integer("intermediate_size", 1, kMaxWidth);
@@ -224,13 +226,18 @@ void check_parameter_count(const JsonFields& config, const ModelConfig& model) {
 
 }  // namespace
 
-size_t dtype_bytes(DType dtype) { return dtype == DType::kF32 ? 4 : 2; }
+size_t dtype_bytes(DType dtype) {
+  return dtype == DType::kF32 ? 4 : 2;
+}
 
 const char* dtype_name(DType dtype) {
   switch (dtype) {
-    case DType::kBf16: return "bfloat16";
-    case DType::kF16: return "float16";
-    case DType::kF32: return "float32";
+    case DType::kBf16:
+      return "bfloat16";
+    case DType::kF16:
+      return "float16";
+    case DType::kF32:
+      return "float32";
   }
   return "";
 }
@@ -299,7 +306,8 @@ ModelConfig load_model_config(const std::filesystem::path& folder_or_file) {
   ModelConfig model = parse_model_config(read_text_file(path), path.string());
   const fs::path generation = path.parent_path() / "generation_config.json";
   if (fs::exists(generation, code)) {
-    const nlohmann::json object = parse_json_object(read_text_file(generation), generation.string());
+    const nlohmann::json object =
+        parse_json_object(read_text_file(generation), generation.string());
     add_eos_ids(JsonFields(object, generation.string()), model.eos_token_ids);
   }
   return model;

@@ -31,9 +31,9 @@ struct RopeConfig {
   double theta = 10000.0;
   double partial_rotary_factor = 1.0;  // share of head_dim that rotates
   double factor = 1.0;
-  int original_max_position = 0;  // llama3, yarn: length before the scaling
-  double low_freq_factor = 1.0, high_freq_factor = 4.0;            // llama3
-  double beta_fast = 32.0, beta_slow = 1.0;                        // yarn
+  int original_max_position = 0;                         // llama3, yarn: length before the scaling
+  double low_freq_factor = 1.0, high_freq_factor = 4.0;  // llama3
+  double beta_fast = 32.0, beta_slow = 1.0;              // yarn
   std::optional<double> attention_factor, mscale, mscale_all_dim;  // yarn
   bool truncate = true;                                            // yarn
 };
@@ -49,18 +49,18 @@ struct ModelConfig {
   int max_position_embeddings = 0;
   double rms_norm_eps = 1e-6;
   bool attention_bias = false;
-  bool qk_norm = false;               // RMSNorm of each head of q and k (qwen3)
-  bool norm_one_plus_weight = false;  // norms are x̂ · (1 + w) (qwen3_next)
-  bool attention_output_gate = false; // q_proj also gives a gate (qwen3_next)
+  bool qk_norm = false;                // RMSNorm of each head of q and k (qwen3)
+  bool norm_one_plus_weight = false;   // norms are x̂ · (1 + w) (qwen3_next)
+  bool attention_output_gate = false;  // q_proj also gives a gate (qwen3_next)
   bool tie_word_embeddings = false;
   RopeConfig rope;
 
   int num_experts = 0;
   int experts_per_token = 0;
   int moe_intermediate_size = 0;
-  int dense_intermediate_size = 0;   // of layers whose mlp is kDense
+  int dense_intermediate_size = 0;          // of layers whose mlp is kDense
   int shared_expert_intermediate_size = 0;  // 0: none
-  bool norm_topk_prob = true;  // the chosen experts' weights are scaled to sum to 1
+  bool norm_topk_prob = true;               // the chosen experts' weights are scaled to sum to 1
 
   int linear_num_key_heads = 0, linear_num_value_heads = 0;
   int linear_key_head_dim = 0, linear_value_head_dim = 0, linear_conv_kernel_dim = 0;
@@ -75,9 +75,9 @@ struct ModelConfig {
   std::vector<int> moe_layers() const;
 };
 
-// Reads `folder_or_file` (a Hugging Face folder or a config.json), as transformers 4 and 5 write it,
-// and generation_config.json beside it for the end tokens. Throws Error naming the file, the field,
-// what is wrong and what is supported.
+// Reads `folder_or_file` (a Hugging Face folder or a config.json), as transformers 4 and 5 write
+// it, and generation_config.json beside it for the end tokens. Throws Error naming the file, the
+// field, what is wrong and what is supported.
 ModelConfig load_model_config(const std::filesystem::path& folder_or_file);
 
 // The same from the text of a config.json; `file` stands in messages. No generation_config.json.

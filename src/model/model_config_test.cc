@@ -17,22 +17,35 @@ using testing::HasSubstr;
 const std::filesystem::path kModels = std::filesystem::path(VAMP_SOURCE_DIR) / "tests/data/models";
 
 json mixtral() {
-  return {{"model_type", "mixtral"},     {"torch_dtype", "bfloat16"},
-          {"vocab_size", 1000},          {"hidden_size", 64},
-          {"intermediate_size", 96},     {"num_hidden_layers", 3},
-          {"num_attention_heads", 4},    {"num_key_value_heads", 2},
-          {"num_local_experts", 8},      {"num_experts_per_tok", 2},
-          {"max_position_embeddings", 4096}, {"rope_theta", 1e6},
-          {"sliding_window", nullptr},   {"rms_norm_eps", 1e-5}};
+  return {{"model_type", "mixtral"},
+          {"torch_dtype", "bfloat16"},
+          {"vocab_size", 1000},
+          {"hidden_size", 64},
+          {"intermediate_size", 96},
+          {"num_hidden_layers", 3},
+          {"num_attention_heads", 4},
+          {"num_key_value_heads", 2},
+          {"num_local_experts", 8},
+          {"num_experts_per_tok", 2},
+          {"max_position_embeddings", 4096},
+          {"rope_theta", 1e6},
+          {"sliding_window", nullptr},
+          {"rms_norm_eps", 1e-5}};
 }
 
 json qwen3_moe() {
-  return {{"model_type", "qwen3_moe"},  {"dtype", "float32"},
-          {"vocab_size", 1000},         {"hidden_size", 64},
-          {"intermediate_size", 96},    {"moe_intermediate_size", 32},
-          {"num_hidden_layers", 4},     {"num_attention_heads", 4},
-          {"num_key_value_heads", 2},   {"head_dim", 32},
-          {"num_experts", 8},           {"num_experts_per_tok", 2},
+  return {{"model_type", "qwen3_moe"},
+          {"dtype", "float32"},
+          {"vocab_size", 1000},
+          {"hidden_size", 64},
+          {"intermediate_size", 96},
+          {"moe_intermediate_size", 32},
+          {"num_hidden_layers", 4},
+          {"num_attention_heads", 4},
+          {"num_key_value_heads", 2},
+          {"head_dim", 32},
+          {"num_experts", 8},
+          {"num_experts_per_tok", 2},
           {"max_position_embeddings", 4096},
           {"rope_parameters", {{"rope_type", "default"}, {"rope_theta", 5e5}}}};
 }
@@ -42,7 +55,9 @@ json with(json config, const json& changes) {
   return config;
 }
 
-ModelConfig parse(const json& config) { return parse_model_config(config.dump(), "config.json"); }
+ModelConfig parse(const json& config) {
+  return parse_model_config(config.dump(), "config.json");
+}
 
 std::string error_of(const json& config) {
   try {
@@ -106,19 +121,16 @@ TEST(ModelConfig, RopeAsBothVersionsWriteIt) {
   const json linear = {{"type", "linear"}, {"factor", 2.0}};
   EXPECT_EQ(parse(with(mixtral(), {{"rope_scaling", linear}})).rope.scaling,
             RopeConfig::Scaling::kLinear);
-  const json llama3 = {{"rope_type", "llama3"},
-                       {"rope_theta", 1e4},
-                       {"factor", 8.0},
-                       {"low_freq_factor", 1.0},
-                       {"high_freq_factor", 4.0},
-                       {"original_max_position_embeddings", 1024}};
+  const json llama3 = {{"rope_type", "llama3"},   {"rope_theta", 1e4},
+                       {"factor", 8.0},           {"low_freq_factor", 1.0},
+                       {"high_freq_factor", 4.0}, {"original_max_position_embeddings", 1024}};
   const RopeConfig rope = parse(with(qwen3_moe(), {{"rope_parameters", llama3}})).rope;
   EXPECT_EQ(rope.scaling, RopeConfig::Scaling::kLlama3);
   EXPECT_EQ(rope.theta, 1e4);
   EXPECT_EQ(rope.factor, 8.0);
   EXPECT_EQ(rope.original_max_position, 1024);
-  const json yarn = {{"rope_type", "yarn"}, {"factor", 4.0}, {"attention_factor", 1.5},
-                     {"truncate", false}};
+  const json yarn = {
+      {"rope_type", "yarn"}, {"factor", 4.0}, {"attention_factor", 1.5}, {"truncate", false}};
   const RopeConfig scaled = parse(with(mixtral(), {{"rope_scaling", yarn}})).rope;
   EXPECT_EQ(scaled.scaling, RopeConfig::Scaling::kYarn);
   EXPECT_EQ(scaled.original_max_position, 4096);
@@ -178,9 +190,8 @@ TEST(ModelConfig, LayerTypes) {
 // Every required field, missing, of a wrong type, zero, negative and overflowing: named each time.
 TEST(ModelConfig, EveryBadFieldIsNamed) {
   const std::vector<const char*> fields = {
-      "vocab_size",          "hidden_size",         "moe_intermediate_size",
-      "num_hidden_layers",   "num_attention_heads", "num_experts",
-      "num_experts_per_tok", "max_position_embeddings"};
+      "vocab_size",          "hidden_size", "moe_intermediate_size", "num_hidden_layers",
+      "num_attention_heads", "num_experts", "num_experts_per_tok",   "max_position_embeddings"};
   const json bad[] = {0, -1, 1e30, int64_t{1} << 40, UINT64_MAX, 2.5, "many", true, json::array()};
   for (const char* field : fields) {
     json config = qwen3_moe();

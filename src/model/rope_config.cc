@@ -60,8 +60,9 @@ RopeConfig parse_rope_config(const JsonFields& config, int max_position_embeddin
   const bool nested_theta = nested && nested->has("rope_theta");
   rope.theta = (nested_theta ? *nested : config).number("rope_theta", 1.0, 1e15);
   const bool nested_partial = nested && nested->has("partial_rotary_factor");
-  rope.partial_rotary_factor = (nested_partial ? *nested : config)
-                                   .number_or("partial_rotary_factor", default_partial, 1.0 / 4096, 1.0);
+  rope.partial_rotary_factor =
+      (nested_partial ? *nested : config)
+          .number_or("partial_rotary_factor", default_partial, 1.0 / 4096, 1.0);
   if (!nested) return rope;
 
   rope.scaling = parse_scaling(scaling);

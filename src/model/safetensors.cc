@@ -22,13 +22,14 @@ struct TypeBits {
   std::string_view name;
   size_t bits;
 };
-// All types of the format; of these we read BF16, F16 and F32. The others may lie in a checkpoint as
-// long as nobody asks for them.
+// All types of the format; of these we read BF16, F16 and F32. The others may lie in a checkpoint
+// as long as nobody asks for them.
 constexpr std::array<TypeBits, 22> kTypes{
-    {{"BOOL", 8}, {"F4", 4},       {"F6_E2M3", 6}, {"F6_E3M2", 6}, {"U8", 8},   {"I8", 8},
-     {"F8_E5M2", 8}, {"F8_E4M3", 8}, {"F8_E8M0", 8}, {"F8_E4M3FNUZ", 8}, {"F8_E5M2FNUZ", 8},
-     {"I16", 16}, {"U16", 16},     {"F16", 16},    {"BF16", 16},   {"I32", 32}, {"U32", 32},
-     {"F32", 32}, {"C64", 64},     {"F64", 64},    {"I64", 64},  {"U64", 64}}};
+    {{"BOOL", 8},        {"F4", 4},      {"F6_E2M3", 6}, {"F6_E3M2", 6}, {"U8", 8},
+     {"I8", 8},          {"F8_E5M2", 8}, {"F8_E4M3", 8}, {"F8_E8M0", 8}, {"F8_E4M3FNUZ", 8},
+     {"F8_E5M2FNUZ", 8}, {"I16", 16},    {"U16", 16},    {"F16", 16},    {"BF16", 16},
+     {"I32", 32},        {"U32", 32},    {"F32", 32},    {"C64", 64},    {"F64", 64},
+     {"I64", 64},        {"U64", 64}}};
 
 size_t type_bits(std::string_view name) {
   const auto found = std::find_if(kTypes.begin(), kTypes.end(),
@@ -133,9 +134,10 @@ std::vector<SafetensorsEntry> parse_safetensors_header(std::span<const std::byte
   uint64_t length = 0;
   for (size_t i = 0; i < kLengthBytes; ++i) length |= std::to_integer<uint64_t>(head[i]) << (8 * i);
   if (length > kMaxHeaderBytes) {
-    throw Error("{}: its header claims {} bytes, above the format's limit of {}: not a safetensors "
-                "file, or damaged",
-                file, length, kMaxHeaderBytes);
+    throw Error(
+        "{}: its header claims {} bytes, above the format's limit of {}: not a safetensors "
+        "file, or damaged",
+        file, length, kMaxHeaderBytes);
   }
   if (length > file_size - kLengthBytes || length > head.size() - kLengthBytes) {
     throw Error("{}: its header claims {} bytes but the file holds {}: the file is cut short", file,
@@ -167,11 +169,13 @@ std::unordered_map<std::string, std::string> parse_safetensors_index(std::string
   for (const auto& [name, value] : map->items()) {
     const std::string shard = value.is_string() ? value.get<std::string>() : "";
     const bool plain = !shard.empty() && shard != "." && shard != ".." &&
-                       shard.find('/') == std::string::npos && shard.find('\0') == std::string::npos;
+                       shard.find('/') == std::string::npos &&
+                       shard.find('\0') == std::string::npos;
     if (!plain) {
-      fields.fault("weight_map", fmt::format("tensor {} lies in {}; expected a file name inside the "
-                                             "folder",
-                                             quote(name), describe_json(value)));
+      fields.fault("weight_map",
+                   fmt::format("tensor {} lies in {}; expected a file name inside the "
+                               "folder",
+                               quote(name), describe_json(value)));
     }
     files.emplace(name, shard);
   }
@@ -186,9 +190,10 @@ SafetensorsReader::SafetensorsReader(const std::filesystem::path& folder) : fold
   } else if (std::filesystem::exists(index)) {
     open_sharded(index);
   } else {
-    throw Error("{}: holds neither model.safetensors nor model.safetensors.index.json; expected a "
-                "checkpoint in safetensors format (--load-format dummy makes random weights)",
-                folder.string());
+    throw Error(
+        "{}: holds neither model.safetensors nor model.safetensors.index.json; expected a "
+        "checkpoint in safetensors format (--load-format dummy makes random weights)",
+        folder.string());
   }
 }
 
@@ -248,8 +253,7 @@ std::optional<TensorView> SafetensorsReader::find(const std::string& name) const
   std::optional<TensorInfo> info = describe(name);
   if (!info) return std::nullopt;
   const Location& location = tensors_.at(name);
-  return TensorView{std::move(*info),
-                    files_[location.file].bytes().data() + location.entry.begin};
+  return TensorView{std::move(*info), files_[location.file].bytes().data() + location.entry.begin};
 }
 
 void SafetensorsReader::release(const std::string& name) const {

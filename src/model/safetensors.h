@@ -25,8 +25,9 @@ struct SafetensorsEntry {
   size_t begin = 0, end = 0;
 };
 
-// The header of a file whose first bytes are `head` (at least the whole header, when there is one) and
-// whose length is `file_size`. Everything in it is checked; throws Error naming `file` and the fault.
+// The header of a file whose first bytes are `head` (at least the whole header, when there is one)
+// and whose length is `file_size`. Everything in it is checked; throws Error naming `file` and the
+// fault.
 std::vector<SafetensorsEntry> parse_safetensors_header(std::span<const std::byte> head,
                                                        size_t file_size, const std::string& file);
 
@@ -34,8 +35,8 @@ std::vector<SafetensorsEntry> parse_safetensors_header(std::span<const std::byte
 std::unordered_map<std::string, std::string> parse_safetensors_index(std::string_view text,
                                                                      const std::string& file);
 
-// A folder's tensors. Owns the mappings; the constructor reads and checks all headers and no weights.
-// Read from any thread.
+// A folder's tensors. Owns the mappings; the constructor reads and checks all headers and no
+// weights. Read from any thread.
 class SafetensorsReader final : public TensorSource {
  public:
   explicit SafetensorsReader(const std::filesystem::path& folder);

@@ -26,8 +26,8 @@ class TensorSource {
  public:
   virtual ~TensorSource() = default;
 
-  // Both give nothing when there is no such tensor, and throw Error when it is there with a type that
-  // is none of DType. describe() touches no data. A view lives as long as the source, or until
+  // Both give nothing when there is no such tensor, and throw Error when it is there with a type
+  // that is none of DType. describe() touches no data. A view lives as long as the source, or until
   // release() is called for the tensor.
   virtual std::optional<TensorInfo> describe(const std::string& name) const = 0;
   virtual std::optional<TensorView> find(const std::string& name) const = 0;
