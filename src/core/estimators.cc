@@ -1,0 +1,252 @@
+#include "core/estimators.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "base/error.h"
+
+namespace vamp {
+
+// ---- RateMeter
+
+void RateMeter::add(double amount, Micros now) {
+  if (start_ < 0) start_ = last_ = now;
+  sum_ = sum_ * std::exp(-(now - last_) / time_constant_) + amount;
+  last_ = now;
+}
+
+double RateMeter::rate(Micros now) const {
+  if (start_ < 0) return 0;
+  // The window's weight: less than the time constant while it is not yet full.
+  const double weight = time_constant_ * -std::expm1(-std::max(now - start_, 1.0) / time_constant_);
+  return sum_ * std::exp(-(now - last_) / time_constant_) / std::max(weight, 1e-3 * time_constant_);
+}
+
+int token_bucket(double tokens) {
+  int bucket = 0;
+  while (bucket + 1 < kTokenBuckets && tokens >= static_cast<double>(2 << bucket)) ++bucket;
+  return bucket;
+}
+
+// ---- PrefillEstimator
+
+void PrefillEstimator::add(double tokens, double context, Micros us) {
+  if (tokens <= 0 || us <= 0) return;
+  // In units of the prior's own magnitude, so that one covariance serves a GPU and a CPU.
+  const Vector x = {1, tokens, context};
+  Vector w = {cost_.c0, cost_.c1, cost_.c2};
+  const double predicted = w[0] * x[0] + w[1] * x[1] + w[2] * x[2];
+  if (count_++ == 0) {
+    const double scale = predicted > 0 ? us / predicted : 1;
+    cost_ = {w[0] * scale, w[1] * scale, w[2] * scale};
+    const Vector spread = {std::max(cost_.c0, 0.1 * us), std::max(cost_.c1, 0.1 * us / tokens),
+                           std::max(cost_.c2, context > 0 ? 0.1 * us / context : 0)};
+    for (int i = 0; i < 3; ++i) covariance_[i][i] = spread[i] * spread[i];
+    return;
+  }
+  constexpr double kForget = 0.998;
+  const double noise = 0.01 * us * us;  // 10% of the sample
+  Vector px{};
+  for (int i = 0; i < 3; ++i)
+    for (int j = 0; j < 3; ++j) px[i] += covariance_[i][j] * x[j];
+  const double denominator = kForget * noise + x[0] * px[0] + x[1] * px[1] + x[2] * px[2];
+  if (denominator <= 0) return;
+  const double error = us - predicted;
+  for (int i = 0; i < 3; ++i) w[i] += px[i] / denominator * error;
+  for (int i = 0; i < 3; ++i)
+    for (int j = 0; j < 3; ++j)
+      covariance_[i][j] = (covariance_[i][j] - px[i] * px[j] / denominator) / kForget;
+  cost_ = {std::max(0.0, w[0]), std::max(0.0, w[1]), std::max(0.0, w[2])};
+}
+
+// ---- DecodeEstimator
+
+namespace {
+int batch_bucket(double batch, int buckets) {
+  int bucket = 0;
+  while (bucket + 1 < buckets && batch >= static_cast<double>(2 << bucket)) ++bucket;
+  return bucket;
+}
+}  // namespace
+
+DecodeEstimator::DecodeEstimator(const Prior& prior)
+    : prior_(prior),
+      base_(ewmas<kBuckets>(1.0 / 32)),
+      context_us_(prior.per_context_token),
+      context_mean_(base_),
+      us_mean_(base_) {}
+
+void DecodeEstimator::add(int batch, double context_tokens, Micros us) {
+  if (batch <= 0 || us <= 0) return;
+  const int bucket = batch_bucket(batch, kBuckets);
+  if (us_mean_[bucket].count() > 8) {
+    const double dc = context_tokens - context_mean_[bucket].value();
+    const double du = us - us_mean_[bucket].value();
+    constexpr double kKeep = 1 - 1.0 / 256;
+    cov_ = kKeep * cov_ + dc * du;
+    var_ = kKeep * var_ + dc * dc;
+    // The prior counts as much as deviations of 1,000 tokens over 16 steps.
+    constexpr double kPriorWeight = 16e6;
+    context_us_ = std::max(0.0, (cov_ + kPriorWeight * prior_.per_context_token) /
+                                    (var_ + kPriorWeight));
+  }
+  us_mean_[bucket].add(us);
+  context_mean_[bucket].add(context_tokens);
+  base_[bucket].add(us - context_us_ * context_tokens);
+}
+
+double DecodeEstimator::bucket_base(int bucket) const {
+  if (base_[bucket].count() > 0) return base_[bucket].value();
+  // Nearest measured bucket, moved along by the prior's slope; else the prior.
+  for (int d = 1; d < kBuckets; ++d) {
+    for (const int other : {bucket - d, bucket + d}) {
+      if (other < 0 || other >= kBuckets || base_[other].count() == 0) continue;
+      return base_[other].value() + prior_.per_request * ((1 << bucket) - (1 << other));
+    }
+  }
+  return prior_.base + prior_.per_request * (1 << bucket);
+}
+
+Micros DecodeEstimator::step_us(double batch, double context_tokens) const {
+  const int low = batch_bucket(batch, kBuckets), high = std::min(low + 1, kBuckets - 1);
+  const double share = high == low ? 0 : std::clamp((batch - (1 << low)) / (1 << low), 0.0, 1.0);
+  const double base = (1 - share) * bucket_base(low) + share * bucket_base(high);
+  return std::max(1.0, base + context_us_ * context_tokens);
+}
+
+// ---- LinkEstimator
+
+void LinkEstimator::add(size_t bytes, Micros us) {
+  if (bytes >= kMiB && us > 0) rate_.add(static_cast<double>(bytes) / us);
+}
+
+// ---- ExpertHeat
+
+ExpertHeat::ExpertHeat(const MemoryLayout& layout, int experts_per_token)
+    : layout_(layout),
+      experts_per_token_(experts_per_token),
+      share_(static_cast<size_t>(layout.moe_layers) * layout.experts,
+             layout.experts > 0 ? std::min(1.0f, static_cast<float>(experts_per_token) / layout.experts) : 0),
+      kappa_(ewmas<kTokenBuckets>(1.0 / 32, 1)) {
+  rebuild();
+}
+
+void ExpertHeat::add_counts(const std::vector<uint32_t>& counts) {
+  if (counts.empty()) return;
+  VAMP_CHECK(counts.size() == share_.size(), "{} expert counts for {} experts", counts.size(),
+             share_.size());
+  const size_t experts = layout_.experts;
+  for (int layer = 0; layer < layout_.moe_layers; ++layer) {
+    const uint32_t* count = counts.data() + layer * experts;
+    double choices = 0;
+    for (size_t e = 0; e < experts; ++e) choices += count[e];
+    const double tokens = choices / experts_per_token_;
+    if (tokens <= 0) continue;
+    constexpr double kHalfLifeTokens = 16384;
+    const double keep = std::exp2(-tokens / kHalfLifeTokens);
+    float* share = share_.data() + layer * experts;
+    for (size_t e = 0; e < experts; ++e) {
+      const double seen = std::min(1.0, count[e] / tokens);
+      share[e] = static_cast<float>(std::max(1e-6, keep * share[e] + (1 - keep) * seen));
+    }
+  }
+  rebuild();
+}
+
+void ExpertHeat::rebuild() {
+  const size_t groups = layout_.order.groups.size();
+  for (auto& prefix : prefix_) prefix.assign(groups + 1, 0);
+  const double shard_bytes = layout_.shards_per_group > 0
+                                 ? static_cast<double>(layout_.group_bytes()) / layout_.shards_per_group
+                                 : 0;
+  for (size_t n = 0; n < groups; ++n) {
+    const GroupId id = layout_.order.groups[n];
+    std::array<double, kTokenBuckets> activated{};
+    const int first = id.group * layout_.shards_per_group;
+    const int last = std::min(first + layout_.shards_per_group, layout_.experts);
+    for (int e = first; e < last; ++e) {
+      double missed = 1 - share_[static_cast<size_t>(id.moe_layer) * layout_.experts + e];
+      for (int b = 0; b < kTokenBuckets; ++b, missed *= missed) activated[b] += 1 - missed;
+    }
+    for (int b = 0; b < kTokenBuckets; ++b)
+      prefix_[b][n + 1] = prefix_[b][n] + static_cast<float>(activated[b] * shard_bytes);
+  }
+}
+
+double ExpertHeat::uncorrected(int groups_out, int bucket) const {
+  const size_t n = std::min<size_t>(std::max(groups_out, 0), prefix_[bucket].size() - 1);
+  return prefix_[bucket][n];
+}
+
+double ExpertHeat::activated_bytes(int groups_out, double tokens) const {
+  const int low = token_bucket(tokens), high = std::min(low + 1, kTokenBuckets - 1);
+  const double share = high == low ? 0 : std::clamp(tokens / (1 << low) - 1, 0.0, 1.0);
+  return (1 - share) * uncorrected(groups_out, low) * kappa_[low].value() +
+         share * uncorrected(groups_out, high) * kappa_[high].value();
+}
+
+void ExpertHeat::add_activation(int groups_out, double tokens, double activated_bytes) {
+  const int low = token_bucket(tokens), high = std::min(low + 1, kTokenBuckets - 1);
+  const double share = high == low ? 0 : std::clamp(tokens / (1 << low) - 1, 0.0, 1.0);
+  const double foretold =
+      (1 - share) * uncorrected(groups_out, low) + share * uncorrected(groups_out, high);
+  if (foretold > 0) kappa_[low].add(activated_bytes / foretold);
+}
+
+// ---- ExposureEstimator
+
+ExposureEstimator::ExposureEstimator() : value_(ewmas<kTokenBuckets>(1.0 / 32, 1)) {}
+
+void ExposureEstimator::add(double tokens, double staged_bytes, double bytes_per_us, Micros stall) {
+  if (staged_bytes <= 0) return;
+  value_[token_bucket(tokens)].add(std::clamp(stall * bytes_per_us / staged_bytes, 0.0, 1.0));
+}
+
+// ---- ReuseCurve
+
+void ReuseCurve::to_front(SessionId session, int tokens) {
+  const auto found = where_.find(session);
+  if (found == where_.end()) {
+    stack_.push_front({session, tokens});
+    where_[session] = stack_.begin();
+    total_ += tokens;
+    if (stack_.size() > kMaxSessions) {
+      total_ -= stack_.back().tokens;
+      where_.erase(stack_.back().session);
+      stack_.pop_back();
+    }
+    return;
+  }
+  total_ += tokens - found->second->tokens;
+  found->second->tokens = tokens;
+  stack_.splice(stack_.begin(), stack_, found->second);
+}
+
+void ReuseCurve::turn_started(SessionId session, int prompt_tokens) {
+  Turn turn;
+  turn.prompt = prompt_tokens;
+  const auto found = where_.find(session);
+  if (found != where_.end()) {
+    turn.reusable = std::min(found->second->tokens, prompt_tokens);
+    for (auto it = stack_.begin(); it != found->second; ++it) turn.before += it->tokens;
+  }
+  turns_.push_back(turn);
+  if (turns_.size() > window_) turns_.pop_front();
+  to_front(session, prompt_tokens);
+}
+
+void ReuseCurve::turn_ended(SessionId session, int context_tokens) {
+  to_front(session, context_tokens);
+}
+
+Micros ReuseCurve::prefill_per_turn(double pool_tokens, const price::PrefillCost& cost) const {
+  if (turns_.empty()) return 0;
+  Micros total = 0;
+  for (const Turn& turn : turns_) {
+    const double cached = std::clamp(pool_tokens - turn.before, 0.0, static_cast<double>(turn.reusable));
+    total += price::prefill(cost, cached, turn.prompt - cached);
+  }
+  return total / static_cast<double>(turns_.size());
+}
+
+}  // namespace vamp
