@@ -3,7 +3,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 BUILD_JOBS ?= $(shell nproc)
 
-.PHONY: help deps release test test-release test-asan test-tsan test-fuzz demo clean
+.PHONY: help deps release golden test test-release test-asan test-tsan test-fuzz demo clean
 
 help:
 	@echo "make demo   agents' sessions through a real MoE under too little memory: static, paper, ours"
@@ -32,6 +32,11 @@ test-tsan: deps
 
 test-fuzz: deps
 	@scripts/run-fuzzers.sh 20
+
+# The golden checkpoints of tests/golden, made anew with pinned transformers (5 GB of packages).
+golden: deps
+	@scripts/python-env.sh golden
+	.venv-golden/bin/python tools/make_golden.py
 
 clean:
 	rm -rf build
