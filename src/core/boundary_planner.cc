@@ -25,9 +25,9 @@ void BoundaryPlanner::observe(const StepObservation& step) {
   if (step.prefill_tokens == 0) {
     decode_.add(step.decode_requests, step.context_tokens, compute);
   } else {
-    const Micros prefill = compute - (step.decode_requests > 0
-                                          ? decode_.step_us(step.decode_requests, step.context_tokens)
-                                          : 0);
+    const Micros prefill =
+        compute -
+        (step.decode_requests > 0 ? decode_.step_us(step.decode_requests, step.context_tokens) : 0);
     if (step.prefill_tokens >= 64) prefill_.add(step.prefill_tokens, step.prefill_context, prefill);
     prefill_load_.add(std::max(0.0, prefill), step.now);
     chunk_.add(step.prefill_tokens);
@@ -44,7 +44,8 @@ void BoundaryPlanner::observe(const StepObservation& step) {
   staging_share_.add(std::min(0.95, staged / up_rate() / std::max(1.0, step.duration)));
   if (step.staging.staged_bytes > 0 && step.staging.used == StagingMode::kActivated) {
     exposure_.add(tokens, staged, up_rate(), step.staging.stall);
-    heat_.add_activation(step.groups_out, tokens, static_cast<double>(step.staging.activated_bytes));
+    heat_.add_activation(step.groups_out, tokens,
+                         static_cast<double>(step.staging.activated_bytes));
   }
   if (step.expert_counts) heat_.add_counts(*step.expert_counts);
 }
@@ -101,7 +102,8 @@ BoundaryPlanner::Forecast BoundaryPlanner::forecast(int groups_out, double host_
   const double new_tokens = missed / std::max(1e-3, prefill_.cost().c1);
   const double chunks = std::max(1.0, new_tokens / max_chunk_);
   const Micros prefill =
-      missed + promotion + chunks * step_delay(groups_out, std::min(new_tokens, max_chunk_) + result.batch);
+      missed + promotion +
+      chunks * step_delay(groups_out, std::min(new_tokens, max_chunk_) + result.batch);
   result.engine_per_turn =
       price::engine_time_per_turn(prefill, output_.value(), result.batch, step);
   result.tpot = result.engine_per_turn * result.batch / std::max(1.0, output_.value());
@@ -113,8 +115,7 @@ int BoundaryPlanner::target(Micros now, double host_tokens, Micros interval) {
   planned_at_ = now;
   const int low = layout_.min_groups_out, high = layout_.max_groups_out();
   if (turns_ < config_.min_turns || high <= low) return target_ = low;
-  const Micros tpot_bound =
-      (1 + config_.tpot_tolerance) * forecast(low, 0, now).tpot;
+  const Micros tpot_bound = (1 + config_.tpot_tolerance) * forecast(low, 0, now).tpot;
   const int step = std::max(1, layout_.increment_groups);
   int best = low;
   Micros least = forecast(low, host_tokens, now).engine_per_turn;
@@ -128,8 +129,8 @@ int BoundaryPlanner::target(Micros now, double host_tokens, Micros interval) {
     }
   }
   const Forecast current = forecast(target_, host_tokens, now);
-  const bool keep = current.tpot <= tpot_bound &&
-                    least > (1 - config_.hysteresis) * current.engine_per_turn;
+  const bool keep =
+      current.tpot <= tpot_bound && least > (1 - config_.hysteresis) * current.engine_per_turn;
   // Nothing to gain anywhere: back to the whole model, however small the loss.
   if (!keep || best == low) target_ = best;
   return target_;

@@ -3,10 +3,10 @@
 //   E(n) = prefill that a pool of that size makes necessary + (output / batch(n)) · step(n)
 //
 // More groups out: more prefixes kept, more requests run at once, but every step stages more bytes.
-// Least engine time a turn means most turns a second; and since all requests wait for the same engine,
-// it means shorter TTFT and TPOT as well. A second bound keeps TPOT from paying for throughput: the
-// product batch · E is TPOT · output, and may not exceed what the static split (no groups out, no host
-// tier) would have.
+// Least engine time a turn means most turns a second; and since all requests wait for the same
+// engine, it means shorter TTFT and TPOT as well. A second bound keeps TPOT from paying for
+// throughput: the product batch · E is TPOT · output, and may not exceed what the static split (no
+// groups out, no host tier) would have.
 #pragma once
 
 #include "core/cost_model.h"
@@ -20,20 +20,22 @@ namespace vamp {
 class BoundaryPlanner {
  public:
   struct Config {
-    price::PrefillCost prefill;      // before anything is measured
+    price::PrefillCost prefill;  // before anything is measured
     DecodeEstimator::Prior decode;
     double up_bytes_per_us = 50e3, down_bytes_per_us = 50e3;
-    double copy_slowdown = 0.06;     // relative, of a step while KV copies run
+    double copy_slowdown = 0.06;  // relative, of a step while KV copies run
     int experts_per_token = 0;
-    int min_turns = 8;               // before which nothing is given up by plan
-    double hysteresis = 0.03;        // gain below which the target stays
-    double tpot_tolerance = 0.01;    // over the static split's TPOT
+    int min_turns = 8;             // before which nothing is given up by plan
+    double hysteresis = 0.03;      // gain below which the target stays
+    double tpot_tolerance = 0.01;  // over the static split's TPOT
   };
   // `layout` must outlive this.
   BoundaryPlanner(const MemoryLayout& layout, const Config& config);
 
   void observe(const StepObservation& step);
-  void turn_started(SessionId session, int prompt_tokens) { reuse_.turn_started(session, prompt_tokens); }
+  void turn_started(SessionId session, int prompt_tokens) {
+    reuse_.turn_started(session, prompt_tokens);
+  }
   void turn_ended(SessionId session, const RequestStats& stats, Micros now);
   // A waiting request lacked room although every cached block was counted.
   void room_limited(Micros now) { last_room_limited_ = now; }

@@ -27,7 +27,9 @@ Micros single_preemption_cost(Micros t_sched, Micros t_queue, double partial_tok
   return t_sched + t_queue + partial_tokens * t_prefill;
 }
 
-Micros preemption_cost(Micros single, double gap_blocks) { return single * gap_blocks; }
+Micros preemption_cost(Micros single, double gap_blocks) {
+  return single * gap_blocks;
+}
 
 int64_t groups_for_bytes(double bytes, double group_bytes) {
   return static_cast<int64_t>(std::ceil(bytes / group_bytes));
@@ -60,8 +62,8 @@ double activation_probability(double q, double tokens) {
   return -std::expm1(tokens * std::log1p(-q));
 }
 
-Micros staging_delay(double activated_bytes, double whole_bytes, double bytes_per_us, double exposed,
-                     Micros step_us) {
+Micros staging_delay(double activated_bytes, double whole_bytes, double bytes_per_us,
+                     double exposed, Micros step_us) {
   const Micros activated = exposed * activated_bytes / bytes_per_us;
   const Micros whole = std::max(0.0, whole_bytes / bytes_per_us - step_us);
   return std::min(activated, whole);
@@ -83,14 +85,15 @@ double drop_clean(double bytes, double up_rate, double slowdown, double reuse_pr
          (copy(bytes, up_rate, link_share_taken) + slowdown * alone * requests + stall);
 }
 
-double demote(double bytes, double down_rate, double up_rate, double slowdown, double reuse_probability,
-              double link_share_taken, double exposed, double requests) {
-  return slowdown * bytes / down_rate * requests +
-         drop_clean(bytes, up_rate, slowdown, reuse_probability, link_share_taken, exposed, requests);
+double demote(double bytes, double down_rate, double up_rate, double slowdown,
+              double reuse_probability, double link_share_taken, double exposed, double requests) {
+  return slowdown * bytes / down_rate * requests + drop_clean(bytes, up_rate, slowdown,
+                                                              reuse_probability, link_share_taken,
+                                                              exposed, requests);
 }
 
-double give_up(Micros step_delay, double steps_per_us, Micros horizon, double requests, double handles,
-               Micros map_us) {
+double give_up(Micros step_delay, double steps_per_us, Micros horizon, double requests,
+               double handles, Micros map_us) {
   return (step_delay * steps_per_us * horizon + 2 * handles * map_us) * requests;
 }
 

@@ -1,5 +1,5 @@
-// Every formula of the reclaim policies, one pure function of plain numbers each. Nothing here reads a
-// clock, a device or an estimator; who calls says where the numbers come from.
+// Every formula of the reclaim policies, one pure function of plain numbers each. Nothing here
+// reads a clock, a device or an estimator; who calls says where the numbers come from.
 //
 // Units: durations in microseconds (Micros), sizes in bytes, rates in bytes per microsecond
 // (1 GB/s = 1,000 bytes/us). Costs of the paper's policy are microseconds of future work; prices of
@@ -29,12 +29,13 @@ Micros eviction_cost(double p_eff, double tokens, Micros t_prefill, Micros t_ove
 // for the number of steps that will pay for the missing experts.
 double clamp_remaining(double remaining_tokens, double w_max);
 
-// C_e(n) = min(n, E) · c_eff · w. `shards` n: of the new expansion only, over all layers; `experts` E:
-// local expert shards per layer and rank; c_eff: us per shard and step.
+// C_e(n) = min(n, E) · c_eff · w. `shards` n: of the new expansion only, over all layers; `experts`
+// E: local expert shards per layer and rank; c_eff: us per shard and step.
 Micros expansion_cost(double shards, double experts, Micros c_eff, double w);
 
 // C_p1 = t_sched + t_queue + n_partial · t_prefill: preempting one request.
-Micros single_preemption_cost(Micros t_sched, Micros t_queue, double partial_tokens, Micros t_prefill);
+Micros single_preemption_cost(Micros t_sched, Micros t_queue, double partial_tokens,
+                              Micros t_prefill);
 
 // C_p = C_p1 · G: one preemption yields one uncached block, G are needed.
 Micros preemption_cost(Micros single, double gap_blocks);
@@ -50,8 +51,8 @@ int64_t round_up(int64_t groups, int64_t increment);
 // Prices of PricedPolicy.
 namespace price {
 
-// T_pre(a, m) = c0 + c1 m + c2 m (a + m/2): prefilling m tokens behind a cached ones. c0: us a turn;
-// c1: us a token (dense products); c2: us per token and token of context (attention).
+// T_pre(a, m) = c0 + c1 m + c2 m (a + m/2): prefilling m tokens behind a cached ones. c0: us a
+// turn; c1: us a token (dense products); c2: us per token and token of context (attention).
 struct PrefillCost {
   double c0 = 0, c1 = 15, c2 = 0;
 };
@@ -66,38 +67,39 @@ Micros copy(double bytes, double bytes_per_us, double utilization);
 double activation_probability(double q, double tokens);
 
 // D: microseconds that given-up experts add to one step. The executor stages either only activated
-// experts (of which a share `exposed` of the copy's time is waited for) or the whole region behind the
-// step's own work, whichever is faster: min(exposed · activated / rate, max(0, whole / rate - step)).
-Micros staging_delay(double activated_bytes, double whole_bytes, double bytes_per_us, double exposed,
-                     Micros step_us);
+// experts (of which a share `exposed` of the copy's time is waited for) or the whole region behind
+// the step's own work, whichever is faster: min(exposed · activated / rate, max(0, whole / rate -
+// step)).
+Micros staging_delay(double activated_bytes, double whole_bytes, double bytes_per_us,
+                     double exposed, Micros step_us);
 
-// X(z) = z (1 + N) / (1 - min(rho, 0.9)): z us of engine time delay the request itself, all N that run
-// or wait, and those that arrive in the busy period which it prolongs. rho: share of time that the
-// engine spends on prefill.
+// X(z) = z (1 + N) / (1 - min(rho, 0.9)): z us of engine time delay the request itself, all N that
+// run or wait, and those that arrive in the busy period which it prolongs. rho: share of time that
+// the engine spends on prefill.
 double externality(Micros engine_us, double requests, double prefill_load);
 
 // P1: dropping a segment. p · X(T_pre).
 double drop(double reuse_probability, double recompute_externality);
 
-// P2: moving a segment of `bytes` to the host tier: the copy slows N requests by `slowdown` (relative)
-// while it runs; with probability p it is copied back, for which its own request waits, too.
-// `link_share_taken`: of the link towards the device. `exposed`: as for staging_delay; counted only
-// when staging takes more than half of the link. rates: bytes/us down (to the host) and up.
-double demote(double bytes, double down_rate, double up_rate, double slowdown, double reuse_probability,
-              double link_share_taken, double exposed, double requests);
+// P2: moving a segment of `bytes` to the host tier: the copy slows N requests by `slowdown`
+// (relative) while it runs; with probability p it is copied back, for which its own request waits,
+// too. `link_share_taken`: of the link towards the device. `exposed`: as for staging_delay; counted
+// only when staging takes more than half of the link. rates: bytes/us down (to the host) and up.
+double demote(double bytes, double down_rate, double up_rate, double slowdown,
+              double reuse_probability, double link_share_taken, double exposed, double requests);
 
 // P2's second term alone: a segment whose copy the host holds already is dropped for this.
 double drop_clean(double bytes, double up_rate, double slowdown, double reuse_probability,
                   double link_share_taken, double exposed, double requests);
 
-// P3: giving up expert groups for `horizon` us. `step_delay`: us that they add to a step, steps_per_us
-// the step rate, N requests wait for each step; moving `handles` handles costs map_us each, now and
-// once more when they come back.
-double give_up(Micros step_delay, double steps_per_us, Micros horizon, double requests, double handles,
-               Micros map_us);
+// P3: giving up expert groups for `horizon` us. `step_delay`: us that they add to a step,
+// steps_per_us the step rate, N requests wait for each step; moving `handles` handles costs map_us
+// each, now and once more when they come back.
+double give_up(Micros step_delay, double steps_per_us, Micros horizon, double requests,
+               double handles, Micros map_us);
 
-// P4: preempting by recompute. The victim waits `requeue` to come back; with probability 1 - p_keep its
-// context has been evicted by then and is prefilled again.
+// P4: preempting by recompute. The victim waits `requeue` to come back; with probability 1 - p_keep
+// its context has been evicted by then and is prefilled again.
 double preempt_recompute(Micros requeue, double p_keep, double recompute_externality);
 
 // P5: preempting by swap: the victim waits, its bytes go to the host and come back.
@@ -110,8 +112,9 @@ double wait(double bytes_short, double release_rate, double requests_behind);
 
 // What decides how many experts are out: the engine time that one turn takes in steady state,
 //   T_prefill + (output / batch) · T_decode(batch)
-// where prefill is spent on what the pool of that size doesn't hold and `step` includes staging. Least
-// is best for throughput, and since every request waits for the same engine, for TTFT and TPOT too.
+// where prefill is spent on what the pool of that size doesn't hold and `step` includes staging.
+// Least is best for throughput, and since every request waits for the same engine, for TTFT and
+// TPOT too.
 Micros engine_time_per_turn(Micros prefill_us, double output_tokens, double batch, Micros step_us);
 
 }  // namespace price

@@ -104,8 +104,8 @@ TEST(Price, DropAgainstDemote) {
   EXPECT_NEAR(demote, 0.5 * bytes / 51e3, 1e-6);
   EXPECT_LT(demote, 5e3);
   // Running copies slow ten requests by 6%: both ways.
-  EXPECT_NEAR(price::demote(bytes, 50e3, 50e3, 0.06, 1, 0, 1, 10),
-              bytes / 50e3 * (0.6 + 1 + 0.6), 1e-6);
+  EXPECT_NEAR(price::demote(bytes, 50e3, 50e3, 0.06, 1, 0, 1, 10), bytes / 50e3 * (0.6 + 1 + 0.6),
+              1e-6);
   // A copy that exists costs only the way back.
   EXPECT_NEAR(price::drop_clean(bytes, 50e3, 0.06, 1, 0, 1, 10), bytes / 50e3 * 1.6, 1e-6);
   // Staging on most of the link: the rest of it is slower, and the copy delays the experts.

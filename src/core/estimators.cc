@@ -87,8 +87,8 @@ void DecodeEstimator::add(int batch, double context_tokens, Micros us) {
     var_ = kKeep * var_ + dc * dc;
     // The prior counts as much as deviations of 1,000 tokens over 16 steps.
     constexpr double kPriorWeight = 16e6;
-    context_us_ = std::max(0.0, (cov_ + kPriorWeight * prior_.per_context_token) /
-                                    (var_ + kPriorWeight));
+    context_us_ =
+        std::max(0.0, (cov_ + kPriorWeight * prior_.per_context_token) / (var_ + kPriorWeight));
   }
   us_mean_[bucket].add(us);
   context_mean_[bucket].add(context_tokens);
@@ -126,7 +126,9 @@ ExpertHeat::ExpertHeat(const MemoryLayout& layout, int experts_per_token)
     : layout_(layout),
       experts_per_token_(experts_per_token),
       share_(static_cast<size_t>(layout.moe_layers) * layout.experts,
-             layout.experts > 0 ? std::min(1.0f, static_cast<float>(experts_per_token) / layout.experts) : 0),
+             layout.experts > 0
+                 ? std::min(1.0f, static_cast<float>(experts_per_token) / layout.experts)
+                 : 0),
       kappa_(ewmas<kTokenBuckets>(1.0 / 32, 1)) {
   rebuild();
 }
@@ -156,9 +158,10 @@ void ExpertHeat::add_counts(const std::vector<uint32_t>& counts) {
 void ExpertHeat::rebuild() {
   const size_t groups = layout_.order.groups.size();
   for (auto& prefix : prefix_) prefix.assign(groups + 1, 0);
-  const double shard_bytes = layout_.shards_per_group > 0
-                                 ? static_cast<double>(layout_.group_bytes()) / layout_.shards_per_group
-                                 : 0;
+  const double shard_bytes =
+      layout_.shards_per_group > 0
+          ? static_cast<double>(layout_.group_bytes()) / layout_.shards_per_group
+          : 0;
   for (size_t n = 0; n < groups; ++n) {
     const GroupId id = layout_.order.groups[n];
     std::array<double, kTokenBuckets> activated{};
@@ -243,7 +246,8 @@ Micros ReuseCurve::prefill_per_turn(double pool_tokens, const price::PrefillCost
   if (turns_.empty()) return 0;
   Micros total = 0;
   for (const Turn& turn : turns_) {
-    const double cached = std::clamp(pool_tokens - turn.before, 0.0, static_cast<double>(turn.reusable));
+    const double cached =
+        std::clamp(pool_tokens - turn.before, 0.0, static_cast<double>(turn.reusable));
     total += price::prefill(cost, cached, turn.prompt - cached);
   }
   return total / static_cast<double>(turns_.size());

@@ -1,5 +1,5 @@
-// What PricedPolicy learns while serving. Each estimator is fed plain numbers, holds plain numbers and
-// reads no clock. One thread.
+// What PricedPolicy learns while serving. Each estimator is fed plain numbers, holds plain numbers
+// and reads no clock. One thread.
 #pragma once
 
 #include <array>
@@ -37,7 +37,8 @@ template <size_t N>
 std::array<Ewma, N> ewmas(double weight, double initial = 0) {
   return [&]<size_t... I>(std::index_sequence<I...>) {
     return std::array<Ewma, N>{((void)I, Ewma(weight, initial))...};
-  }(std::make_index_sequence<N>());
+  }
+  (std::make_index_sequence<N>());
 }
 
 // Amount a microsecond, over the last `time_constant` us or so (exponential window).
@@ -56,8 +57,9 @@ class RateMeter {
 inline constexpr int kTokenBuckets = 14;  // 1 ... 8192
 int token_bucket(double tokens);
 
-// M1: prefill time. Recursive least squares over steps with prefill, forgetting 0.998, on the features
-// (1, m, m · mean context). The first sample scales the prior; later ones move the coefficients apart.
+// M1: prefill time. Recursive least squares over steps with prefill, forgetting 0.998, on the
+// features (1, m, m · mean context). The first sample scales the prior; later ones move the
+// coefficients apart.
 class PrefillEstimator {
  public:
   explicit PrefillEstimator(const price::PrefillCost& prior) : cost_(prior) {}
@@ -107,8 +109,9 @@ class LinkEstimator {
   Ewma rate_;
 };
 
-// M4: how many bytes of given-up experts a step of k tokens activates at boundary n. Starts from even
-// routing; learns each expert's share of tokens from counts (half-life 16k tokens, floor 1e-6).
+// M4: how many bytes of given-up experts a step of k tokens activates at boundary n. Starts from
+// even routing; learns each expert's share of tokens from counts (half-life 16k tokens, floor
+// 1e-6).
 class ExpertHeat {
  public:
   // `layout` must outlive this.
@@ -125,8 +128,8 @@ class ExpertHeat {
   double uncorrected(int groups_out, int bucket) const;
   const MemoryLayout& layout_;
   int experts_per_token_;
-  std::vector<float> share_;                                   // q
-  std::array<std::vector<float>, kTokenBuckets> prefix_;       // A by n
+  std::vector<float> share_;                              // q
+  std::array<std::vector<float>, kTokenBuckets> prefix_;  // A by n
   std::array<Ewma, kTokenBuckets> kappa_;
 };
 
@@ -142,9 +145,9 @@ class ExposureEstimator {
 };
 
 // How much prefill a turn costs as a function of the pool's size: Mattson's stack distances over
-// sessions. A turn's distance is what other sessions have used since this one's last turn; a pool of P
-// tokens still holds the part of its prefix that lies within P. It needs no ghosts, and answers for the
-// static pool and for every boundary alike, whatever we did meanwhile.
+// sessions. A turn's distance is what other sessions have used since this one's last turn; a pool
+// of P tokens still holds the part of its prefix that lies within P. It needs no ghosts, and
+// answers for the static pool and for every boundary alike, whatever we did meanwhile.
 class ReuseCurve {
  public:
   explicit ReuseCurve(int window_turns = 256) : window_(window_turns) {}

@@ -113,8 +113,8 @@ TEST(ExpertHeat, FollowsCountsAndWhatIsActivated) {
   const MemoryLayout layout = small_layout();
   ExpertHeat heat(layout, 2);
   std::vector<uint32_t> counts(16, 0);
-  for (int e = 0; e < 8; ++e) counts[e] = 50000;           // layer 0: even
-  for (int e = 0; e < 4; ++e) counts[8 + e] = 100000;      // layer 1: the upper half is cold
+  for (int e = 0; e < 8; ++e) counts[e] = 50000;       // layer 0: even
+  for (int e = 0; e < 4; ++e) counts[8 + e] = 100000;  // layer 1: the upper half is cold
   heat.add_counts(counts);
   EXPECT_LT(heat.activated_bytes(2, 16), 0.02 * 2 * 6144);  // groups 3 and 2: experts 4 ... 7
   EXPECT_GT(heat.activated_bytes(3, 16), 0.9 * 6144);       // group 1: experts 2, 3

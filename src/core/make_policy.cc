@@ -9,13 +9,20 @@ namespace vamp {
 
 const char* action_name(ActionKind kind) {
   switch (kind) {
-    case ActionKind::kDrop: return "drop";
-    case ActionKind::kDemote: return "demote";
-    case ActionKind::kGiveUpExperts: return "give-up-experts";
-    case ActionKind::kGiveUpAndDrop: return "give-up-and-drop";
-    case ActionKind::kPreemptRecompute: return "preempt-recompute";
-    case ActionKind::kPreemptSwap: return "preempt-swap";
-    case ActionKind::kWait: return "wait";
+    case ActionKind::kDrop:
+      return "drop";
+    case ActionKind::kDemote:
+      return "demote";
+    case ActionKind::kGiveUpExperts:
+      return "give-up-experts";
+    case ActionKind::kGiveUpAndDrop:
+      return "give-up-and-drop";
+    case ActionKind::kPreemptRecompute:
+      return "preempt-recompute";
+    case ActionKind::kPreemptSwap:
+      return "preempt-swap";
+    case ActionKind::kWait:
+      return "wait";
   }
   return "unknown";
 }
@@ -37,7 +44,8 @@ void check_name(std::string_view name) {
 
 PolicyTraits policy_traits(std::string_view name) {
   check_name(name);
-  if (name == "static") return {.two_way_boundary = true, .host_tier = false, .moves_boundary = false};
+  if (name == "static")
+    return {.two_way_boundary = true, .host_tier = false, .moves_boundary = false};
   if (name.starts_with("paper")) {
     return {.two_way_boundary = false, .host_tier = false, .whole_region_staging = true};
   }

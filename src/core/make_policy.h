@@ -18,7 +18,8 @@ struct PolicyConfig {
 
 // What `--policy` takes:
 //   static           evict, then preempt by recompute
-//   paper            the paper's policy with its constants; run it with a one-way boundary, whole-region
+//   paper            the paper's policy with its constants; run it with a one-way boundary,
+//   whole-region
 //                    staging and no host tier
 //   paper-measured   the same, prefill time and staging cost measured
 //   priced           the default

@@ -10,12 +10,12 @@ namespace vamp {
 
 struct PricedPolicy::Market {
   Micros now = 0;
-  double requests = 0;       // N: all that run or wait
-  double prefill_load = 0;   // rho
-  double link_taken = 0;     // u
-  double exposed = 1;        // h
-  Micros horizon = 0;        // T_res: a block's life from last use to eviction
-  Micros service = 0;        // between two turns' starts of service
+  double requests = 0;      // N: all that run or wait
+  double prefill_load = 0;  // rho
+  double link_taken = 0;    // u
+  double exposed = 1;       // h
+  Micros horizon = 0;       // T_res: a block's life from last use to eviction
+  Micros service = 0;       // between two turns' starts of service
   double block_bytes = 0;
 };
 
@@ -68,14 +68,15 @@ PricedPolicy::Segment PricedPolicy::price_segment(const EvictionCandidate& candi
   const double bytes = blocks * market.block_bytes;
   const Micros recompute =
       price::prefill(planner_.prefill_cost(), candidate.prefix_tokens, candidate.tokens);
-  segment.drop =
-      dirty_share * price::drop(p, price::externality(recompute, market.requests, market.prefill_load)) +
-      price::drop_clean((1 - dirty_share) * bytes, planner_.up_rate(), config_.planner.copy_slowdown, p,
-                        market.link_taken, market.exposed, market.requests);
+  segment.drop = dirty_share * price::drop(p, price::externality(recompute, market.requests,
+                                                                 market.prefill_load)) +
+                 price::drop_clean((1 - dirty_share) * bytes, planner_.up_rate(),
+                                   config_.planner.copy_slowdown, p, market.link_taken,
+                                   market.exposed, market.requests);
   if (config_.host_tier) {
     segment.demote = price::demote(bytes, planner_.down_rate(), planner_.up_rate(),
-                                   config_.planner.copy_slowdown, p, market.link_taken, market.exposed,
-                                   market.requests);
+                                   config_.planner.copy_slowdown, p, market.link_taken,
+                                   market.exposed, market.requests);
   }
   segment.per_block = segment.drop / blocks;
   return segment;
@@ -114,11 +115,11 @@ void PricedPolicy::add_victims(const ReclaimInputs& in, const Market& market, in
         requeue_.value(), 0, price::externality(again, market.requests, market.prefill_load));
     const bool can_swap = config_.host_tier && victim.total_blocks <= host_free;
     const double swap =
-        can_swap ? price::preempt_swap(requeue_.value(), victim.total_blocks * market.block_bytes,
-                                       planner_.down_rate(), planner_.up_rate(),
-                                       config_.planner.copy_slowdown, market.link_taken,
-                                       market.requests)
-                 : kInfeasible;
+        can_swap
+            ? price::preempt_swap(requeue_.value(), victim.total_blocks * market.block_bytes,
+                                  planner_.down_rate(), planner_.up_rate(),
+                                  config_.planner.copy_slowdown, market.link_taken, market.requests)
+            : kInfeasible;
     if (swap < recompute) {
       plan.swap.push_back(victim.id);
       host_free -= victim.total_blocks;
@@ -178,9 +179,11 @@ ReclaimDecision PricedPolicy::choose(const ReclaimInputs& in) {
   const bool movable = config_.experts && in.boundary.can_move &&
                        in.boundary.groups_out < in.boundary.max_groups_out;
   const int most = movable ? static_cast<int>(gained.size()) : 0;
-  const int cover = most > 0 ? static_cast<int>(std::lower_bound(gained.begin(), gained.end(),
-                                                                 in.gap_blocks) - gained.begin()) + 1
-                             : 0;
+  const int cover =
+      most > 0 ? static_cast<int>(std::lower_bound(gained.begin(), gained.end(), in.gap_blocks) -
+                                  gained.begin()) +
+                     1
+               : 0;
   ReclaimDecision decision;
   Plan best;
   best.total = kInfeasible;
@@ -191,11 +194,11 @@ ReclaimDecision PricedPolicy::choose(const ReclaimInputs& in) {
     tried = increments;
     const Plan plan = make_plan(in, now, segments, increments, planned);
     const bool preempts = !plan.recompute.empty() || !plan.swap.empty();
-    const ActionKind kind = !plan.swap.empty()                ? ActionKind::kPreemptSwap
-                            : preempts                        ? ActionKind::kPreemptRecompute
-                            : plan.groups == 0                ? ActionKind::kDrop
-                            : plan.dropped == 0               ? ActionKind::kGiveUpExperts
-                                                              : ActionKind::kGiveUpAndDrop;
+    const ActionKind kind = !plan.swap.empty()  ? ActionKind::kPreemptSwap
+                            : preempts          ? ActionKind::kPreemptRecompute
+                            : plan.groups == 0  ? ActionKind::kDrop
+                            : plan.dropped == 0 ? ActionKind::kGiveUpExperts
+                                                : ActionKind::kGiveUpAndDrop;
     decision.costs.push_back({kind, plan.feasible ? plan.total : kInfeasible});
     if (plan.feasible && plan.total < best.total) {
       best = plan;
@@ -220,10 +223,11 @@ ReclaimDecision PricedPolicy::choose(const ReclaimInputs& in) {
   decision.give_up_groups = best.groups;
   decision.preempt_recompute = std::move(best.recompute);
   decision.preempt_swap = std::move(best.swap);
-  decision.note = fmt::format("planned boundary {}, N {:.0f}, prefill load {:.2f}, {:.1f} us a token, "
-                              "link {:.1f} GB/s, {:.0f}% taken",
-                              planned, now.requests, now.prefill_load, planner_.prefill_cost().c1,
-                              planner_.up_rate() / 1e3, 100 * now.link_taken);
+  decision.note = fmt::format(
+      "planned boundary {}, N {:.0f}, prefill load {:.2f}, {:.1f} us a token, "
+      "link {:.1f} GB/s, {:.0f}% taken",
+      planned, now.requests, now.prefill_load, planner_.prefill_cost().c1, planner_.up_rate() / 1e3,
+      100 * now.link_taken);
   return decision;
 }
 
@@ -245,7 +249,8 @@ BackgroundDecision PricedPolicy::background(const BackgroundInputs& in) {
     }
   }
 
-  const int planned = config_.experts ? planner_.target(in.now, host_tokens_) : layout_.min_groups_out;
+  const int planned =
+      config_.experts ? planner_.target(in.now, host_tokens_) : layout_.min_groups_out;
   const int surplus = in.boundary.groups_out - std::max(planned, in.boundary.min_groups_out);
   int k = 0;  // increments that free blocks alone can give back, one more staying free
   while (in.boundary.can_move && k + 1 < static_cast<int>(in.blocks_lost.size()) &&

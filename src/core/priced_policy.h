@@ -1,7 +1,8 @@
-// PricedPolicy, the default. Every way to make room has a price in request-microseconds (delay summed
-// over the requests that it delays), from measured rates: dropping cached blocks, dropping those whose
-// copy the host holds, demoting, giving up expert groups, preempting by recompute or by swap, waiting.
-// The cheapest plan that is feasible wins. docs/policy.md has the formulas and what each rests on.
+// PricedPolicy, the default. Every way to make room has a price in request-microseconds (delay
+// summed over the requests that it delays), from measured rates: dropping cached blocks, dropping
+// those whose copy the host holds, demoting, giving up expert groups, preempting by recompute or by
+// swap, waiting. The cheapest plan that is feasible wins. docs/policy.md has the formulas and what
+// each rests on.
 //
 // Experts are priced in two parts: up to the boundary that BoundaryPlanner finds best they are free
 // (they pay for themselves in engine time), beyond it they cost what they delay every step.
@@ -15,15 +16,15 @@ namespace vamp {
 
 struct PricedConfig {
   BoundaryPlanner::Config planner;
-  bool host_tier = true;            // may demote, write back ahead and swap
-  bool experts = true;              // may give up expert groups
-  bool queue_aware_reuse = true;    // reuse from turn gaps and the queue; false: plain LRU
-  Micros map_us = 74;               // moving one handle; two a group
-  Micros horizon = 30 * kSecond;    // how long groups beyond the planner's boundary stay out
-  Micros requeue = 100e3;           // preempted → running again, before it is measured
+  bool host_tier = true;                 // may demote, write back ahead and swap
+  bool experts = true;                   // may give up expert groups
+  bool queue_aware_reuse = true;         // reuse from turn gaps and the queue; false: plain LRU
+  Micros map_us = 74;                    // moving one handle; two a group
+  Micros horizon = 30 * kSecond;         // how long groups beyond the planner's boundary stay out
+  Micros requeue = 100e3;                // preempted → running again, before it is measured
   size_t write_back_bytes = 256 * kMiB;  // written back ahead in one batch
-  Micros restore_after = kSecond;   // pressure gone for so long ...
-  int restore_after_steps = 64;     // ... or for so many steps, whichever comes first
+  Micros restore_after = kSecond;        // pressure gone for so long ...
+  int restore_after_steps = 64;          // ... or for so many steps, whichever comes first
 };
 
 // Owns the estimators. One thread; reads no clock.
@@ -54,7 +55,8 @@ class PricedPolicy final : public ReclaimPolicy {
   // Groups, then evictions, then victims until `gap` blocks are covered.
   Plan make_plan(const ReclaimInputs& inputs, const Market& market,
                  const std::vector<Segment>& segments, int increments, int planned_groups) const;
-  void add_victims(const ReclaimInputs& inputs, const Market& market, int missing, Plan& plan) const;
+  void add_victims(const ReclaimInputs& inputs, const Market& market, int missing,
+                   Plan& plan) const;
   double price_of_groups(const ReclaimInputs& inputs, const Market& market, int groups,
                          int planned_groups) const;
 

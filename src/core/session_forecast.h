@@ -1,5 +1,6 @@
-// When will a session's prefix be asked for again? Waiting turns are known (they stand in the queue);
-// idle sessions are forecast from the gaps between a turn's end and the next turn's arrival.
+// When will a session's prefix be asked for again? Waiting turns are known (they stand in the
+// queue); idle sessions are forecast from the gaps between a turn's end and the next turn's
+// arrival.
 #pragma once
 
 #include <array>
@@ -12,8 +13,8 @@
 
 namespace vamp {
 
-// Gaps in 24 logarithmic buckets from 1 ms to 1 h, counts decayed by 0.999 a turn. Turns that are never
-// followed by another lower the probability, as the bucket "never" would.
+// Gaps in 24 logarithmic buckets from 1 ms to 1 h, counts decayed by 0.999 a turn. Turns that are
+// never followed by another lower the probability, as the bucket "never" would.
 class GapHistogram {
  public:
   void turn_ended();
@@ -37,9 +38,10 @@ class SessionForecast {
   void turn_started(SessionId session, Micros now);
   void turn_ended(SessionId session, Micros now);
 
-  // Probability that the session's prefix is used before it would have been evicted anyway. `horizon`:
-  // how long a block lives from its last use to its eviction, us; `service`: mean time between two
-  // turns' starts of service, us. A turn that waits behind i others is served in i · service.
+  // Probability that the session's prefix is used before it would have been evicted anyway.
+  // `horizon`: how long a block lives from its last use to its eviction, us; `service`: mean time
+  // between two turns' starts of service, us. A turn that waits behind i others is served in i ·
+  // service.
   double reuse_probability(SessionId session, Micros now, Micros horizon, Micros service) const;
   int waiting_or_running() const { return static_cast<int>(queue_.size()); }
 

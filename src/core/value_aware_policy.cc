@@ -11,9 +11,9 @@
 namespace vamp {
 
 struct ValueAwarePolicy::Gap {
-  int64_t blocks = 0;         // ours, to be reclaimed
-  double tokens = 0;          // in them
-  double decision_blocks = 0; // G, in the paper's blocks
+  int64_t blocks = 0;          // ours, to be reclaimed
+  double tokens = 0;           // in them
+  double decision_blocks = 0;  // G, in the paper's blocks
   double bytes = 0;
 };
 
@@ -43,7 +43,8 @@ Micros ValueAwarePolicy::eviction(const ReclaimInputs& in, double tokens) const 
   const double p_eff = paper::effective_reuse_probability(
       config_.alpha, in.hit_rate, static_cast<double>(in.step - std::min(used, in.step)),
       config_.tau_steps);
-  return paper::eviction_cost(p_eff, tokens, t_prefill_.value(), config_.t_sched + t_queue_.value());
+  return paper::eviction_cost(p_eff, tokens, t_prefill_.value(),
+                              config_.t_sched + t_queue_.value());
 }
 
 ReclaimDecision ValueAwarePolicy::choose(const ReclaimInputs& in) {
@@ -60,16 +61,20 @@ ReclaimDecision ValueAwarePolicy::choose(const ReclaimInputs& in) {
   const auto groups_in = [&](int k) { return std::min(k * boundary.increment_groups, room); };
 
   // C_c, if the cached blocks cover the gap.
-  const double cost_evict = in.cached_blocks >= in.gap_blocks ? eviction(in, gap.tokens) : kInfeasible;
+  const double cost_evict =
+      in.cached_blocks >= in.gap_blocks ? eviction(in, gap.tokens) : kInfeasible;
 
   // C_e, if the increments left do.
   const auto& gained = boundary.blocks_gained;
-  const int whole = static_cast<int>(
-      std::lower_bound(gained.begin(), gained.begin() + increments, in.gap_blocks) - gained.begin()) + 1;
+  const int whole = static_cast<int>(std::lower_bound(gained.begin(), gained.begin() + increments,
+                                                      in.gap_blocks) -
+                                     gained.begin()) +
+                    1;
   const bool can_expand = whole <= increments;
   const int64_t unrounded =
       boundary.group_bytes > 0
-          ? paper::groups_for_bytes(gap.bytes, static_cast<double>(boundary.group_bytes)) : 0;
+          ? paper::groups_for_bytes(gap.bytes, static_cast<double>(boundary.group_bytes))
+          : 0;
   const double cost_unrounded = can_expand ? expansion(unrounded) : kInfeasible;
   const double cost_rounded = can_expand ? expansion(groups_in(whole)) : kInfeasible;
   const double cost_expand = config_.unrounded_groups ? cost_unrounded : cost_rounded;
@@ -79,19 +84,20 @@ ReclaimDecision ValueAwarePolicy::choose(const ReclaimInputs& in) {
   const int part_blocks = part > 0 ? gained[part - 1] : 0;
   const int rest = in.gap_blocks - part_blocks;
   const bool can_split = part > 0 && rest > 0 && in.cached_blocks >= rest;
-  const double rest_tokens = std::max(0.0, gap.tokens - static_cast<double>(part_blocks) * in.block_tokens);
+  const double rest_tokens =
+      std::max(0.0, gap.tokens - static_cast<double>(part_blocks) * in.block_tokens);
   const double cost_both =
       can_split ? expansion(groups_in(part)) + eviction(in, rest_tokens) : kInfeasible;
 
   // C_p, if the victim's last block is partly filled: only that becomes free at once.
   const bool can_preempt = !in.victims.empty() && in.victims.front().partial_tokens > 0;
   const double cost_preempt =
-      can_preempt ? paper::preemption_cost(
-                        paper::single_preemption_cost(config_.t_sched, t_queue_.value(),
-                                                      in.victims.front().partial_tokens,
-                                                      t_prefill_.value()),
-                        gap.decision_blocks)
-                  : kInfeasible;
+      can_preempt
+          ? paper::preemption_cost(paper::single_preemption_cost(config_.t_sched, t_queue_.value(),
+                                                                 in.victims.front().partial_tokens,
+                                                                 t_prefill_.value()),
+                                   gap.decision_blocks)
+          : kInfeasible;
 
   // Ties go to what comes first here: the action that costs nobody anything now.
   ReclaimDecision decision;
@@ -116,8 +122,10 @@ ReclaimDecision ValueAwarePolicy::choose(const ReclaimInputs& in) {
                     {ActionKind::kGiveUpExperts, cost_expand},
                     {ActionKind::kGiveUpAndDrop, cost_both},
                     {ActionKind::kPreemptRecompute, cost_preempt}};
-  decision.note = fmt::format("w {:.0f}, r_hit {:.3f}, t_queue {:.0f} us, C_e unrounded {:.0f} us of {} groups, rounded {:.0f} us",
-                              w, in.hit_rate, t_queue_.value(), cost_unrounded, unrounded, cost_rounded);
+  decision.note = fmt::format(
+      "w {:.0f}, r_hit {:.3f}, t_queue {:.0f} us, C_e unrounded {:.0f} us of {} groups, rounded "
+      "{:.0f} us",
+      w, in.hit_rate, t_queue_.value(), cost_unrounded, unrounded, cost_rounded);
   return decision;
 }
 
@@ -129,6 +137,8 @@ void ValueAwarePolicy::observe(const StepObservation& step) {
   }
 }
 
-void ValueAwarePolicy::on_rescheduled(Micros preempted, Micros now) { t_queue_.add(now - preempted); }
+void ValueAwarePolicy::on_rescheduled(Micros preempted, Micros now) {
+  t_queue_.add(now - preempted);
+}
 
 }  // namespace vamp

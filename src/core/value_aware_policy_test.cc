@@ -13,8 +13,8 @@
 namespace vamp {
 namespace {
 
-// Qwen3-Next-80B under TP2: groups of two 3-MiB shards, increments of four groups (24 MiB, 128 blocks of
-// 16 tokens), 12,288 bytes a token.
+// Qwen3-Next-80B under TP2: groups of two 3-MiB shards, increments of four groups (24 MiB, 128
+// blocks of 16 tokens), 12,288 bytes a token.
 ReclaimInputs situation() {
   ReclaimInputs in;
   in.step = 10000;
@@ -23,9 +23,15 @@ ReclaimInputs situation() {
   in.block_tokens = 16;
   in.cached_blocks = 20000;
   in.total_blocks = 42000;
-  in.evictable.push_back({.blocks = 34, .tokens = 544, .prefix_tokens = 8000, .last_used_step = 10000});
-  in.boundary = {.groups_out = 0, .max_groups_out = 40, .increment_groups = 4, .shards_per_group = 2,
-                 .experts_per_layer = 512, .group_bytes = 6 * kMiB, .block_bytes = 16 * 12288,
+  in.evictable.push_back(
+      {.blocks = 34, .tokens = 544, .prefix_tokens = 8000, .last_used_step = 10000});
+  in.boundary = {.groups_out = 0,
+                 .max_groups_out = 40,
+                 .increment_groups = 4,
+                 .shards_per_group = 2,
+                 .experts_per_layer = 512,
+                 .group_bytes = 6 * kMiB,
+                 .block_bytes = 16 * 12288,
                  .blocks_gained = {}};
   for (int k = 1; k <= 10; ++k) in.boundary.blocks_gained.push_back(128 * k);
   in.running = 8;
@@ -35,7 +41,10 @@ ReclaimInputs situation() {
 }
 
 PreemptionCandidate victim(int partial) {
-  return {.id = 7, .context_tokens = 30000, .partial_tokens = partial, .uncached_blocks = partial > 0,
+  return {.id = 7,
+          .context_tokens = 30000,
+          .partial_tokens = partial,
+          .uncached_blocks = partial > 0,
           .total_blocks = 1876};
 }
 
@@ -71,7 +80,8 @@ INSTANTIATE_TEST_SUITE_P(
     Situations, ValueAwareTable,
     testing::Values(
         // C_c = 0.45 · (544 · 15 + 1,500) = 4,347; C_e = 2 groups · 2 shards · 12.3 · 64 = 3,148.8.
-        Row{"a warm cache is worth more than experts", [](auto&) {}, ActionKind::kGiveUpExperts, 3148.8},
+        Row{"a warm cache is worth more than experts", [](auto&) {}, ActionKind::kGiveUpExperts,
+            3148.8},
         // C_c = 0.3 · 9,660.
         Row{"a cooler cache is not", [](auto& in) { in.hit_rate = 0.6; }, ActionKind::kDrop, 2898},
         // C_c = 0.45 / 2 · 9,660: the LRU front was last used tau steps ago.
@@ -84,23 +94,27 @@ INSTANTIATE_TEST_SUITE_P(
         Row{"at the limit only eviction and preemption remain",
             [](auto& in) { in.boundary.groups_out = 40, in.boundary.blocks_gained.clear(); },
             ActionKind::kDrop, 4347},
-        Row{"nor can it move while it moves",
-            [](auto& in) { in.boundary.can_move = false; }, ActionKind::kDrop, 4347},
+        Row{"nor can it move while it moves", [](auto& in) { in.boundary.can_move = false; },
+            ActionKind::kDrop, 4347},
         // C_p1 = 500 + 1,000 + 10 · 15, one decision block.
         Row{"a victim with a short last block is cheapest",
             [](auto& in) { in.victims = {victim(10)}; }, ActionKind::kPreemptRecompute, 1650},
         // 340 blocks are 10 decision blocks: C_p = 16,500; 63.75 MiB are 11 groups: 11 · 2 · 12.3.
         Row{"a preemption frees one block only, so a larger gap makes it dear",
-            [](auto& in) { in.victims = {victim(10)}, in.gap_blocks = 340, in.min_remaining_tokens = 1; },
+            [](auto& in) {
+              in.victims = {victim(10)}, in.gap_blocks = 340, in.min_remaining_tokens = 1;
+            },
             ActionKind::kGiveUpExperts, 11 * 2 * 12.3},
-        Row{"a full last block frees nothing",
-            [](auto& in) { in.victims = {victim(0)}; }, ActionKind::kGiveUpExperts, 3148.8},
+        Row{"a full last block frees nothing", [](auto& in) { in.victims = {victim(0)}; },
+            ActionKind::kGiveUpExperts, 3148.8},
         // Gap 306 blocks = 9 decision blocks, 4,896 tokens; one whole increment covers 128 of them.
-        // C_b = C_e(8 groups, 256 blocks) + C_c(the other 50 blocks) = 16 · 12.3 · 64 + 0.45 · (800 · 15
+        // C_b = C_e(8 groups, 256 blocks) + C_c(the other 50 blocks) = 16 · 12.3 · 64 + 0.45 · (800
+        // · 15
         // + 1,500), below C_c = 0.45 · (4,896 · 15 + 1,500) = 33,723; C_e needs 10 groups: 15,744.
         Row{"few groups left: part of each",
             [](auto& in) {
-              in.gap_blocks = 306, in.boundary.groups_out = 32, in.boundary.blocks_gained = {128, 256};
+              in.gap_blocks = 306, in.boundary.groups_out = 32,
+              in.boundary.blocks_gained = {128, 256};
             },
             ActionKind::kGiveUpAndDrop, 16 * 12.3 * 64 + 0.45 * (800 * 15 + 1500)},
         Row{"nothing cached, no group left: preempt, even a full last block",
@@ -117,7 +131,8 @@ INSTANTIATE_TEST_SUITE_P(
             ActionKind::kWait, -1}),
     [](const auto& row) {
       std::string name = row.param.what;
-      std::replace_if(name.begin(), name.end(), [](char c) { return !std::isalnum(c); }, '_');
+      std::replace_if(
+          name.begin(), name.end(), [](char c) { return !std::isalnum(c); }, '_');
       return name;
     });
 
