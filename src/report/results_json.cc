@@ -149,9 +149,9 @@ Json series_json(const RunSeries& series) {
   for (const TurnMedian& turn : series.by_turn) {
     out["by_turn"].push_back({turn.turn, turn.sessions, turn.ttft_p50_s});
   }
-  out["experts"] = Json::array();
+  out["experts_by_tokens"] = Json::array();
   for (const ExpertsByTokens& point : series.experts) {
-    out["experts"].push_back({point.tokens, point.steps, point.experts_per_layer});
+    out["experts_by_tokens"].push_back({point.tokens, point.steps, point.experts_per_layer});
   }
   out["decision_time_s"] = rounded(series.decision_time_s);
   out["prices"] = prices_json(series);

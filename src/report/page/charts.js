@@ -28,10 +28,10 @@ const format = {
   seconds(v) {
     if (v === null || v === undefined || !isFinite(v)) return '–';
     if (v === 0) return '0 s';
-    if (v < 1e-3) return trim(v * 1e6, 3) + ' µs';
-    if (v < 1) return trim(v * 1e3, 3) + ' ms';
-    if (v < 600) return trim(v, 3) + ' s';
-    if (v < 6000) return trim(v / 60, 3) + ' min';
+    if (v < 0.9995e-3) return trim(v * 1e6, 3) + ' µs';
+    if (v < 0.9995) return trim(v * 1e3, 3) + ' ms';
+    if (v < 180) return trim(v, 3) + ' s';
+    if (v < 7200) return trim(v / 60, 3) + ' min';
     return trim(v / 3600, 3) + ' h';
   },
   micros: (v) => format.seconds(v === null ? NaN : v / 1e6),
@@ -63,6 +63,13 @@ function byteTicks(low, high, count) {
   const ticks = [];
   for (let v = 0; v <= high * 1.0001; v += step) ticks.push(v);
   return ticks;
+}
+// Round figures in seconds, minutes or hours.
+function timeTicks(low, high, count) {
+  const raw = (high - low) / Math.max(1, count);
+  const nice = [1, 2, 5, 10, 15, 20, 30, 60, 120, 300, 600, 900, 1200, 1800, 3600, 7200, 14400, 28800];
+  const step = nice.find((v) => v >= raw);
+  return raw < 1 || !step ? linearTicks(low, high, count) : Array.from({ length: Math.floor(high / step) + 1 }, (_, i) => i * step);
 }
 function logTicks(low, high, height) {
   const ticks = [];
@@ -159,7 +166,8 @@ function drawChart(box, options) {
     svg('line', { class: 'grid-line', x1: left, x2: right, y1: py(v), y2: py(v) }, root);
     svg('text', { x: left - 7, y: py(v) + 4, 'text-anchor': 'end' }, root).textContent = labels[i];
   });
-  const xTicks = x.ticks || (x.log ? logTicks(...x.domain, 0) : linearTicks(...x.domain, Math.max(2, (right - left) / 85)));
+  const fit = Math.max(2, (right - left) / 85);
+  const xTicks = x.ticks || (x.log ? logTicks(...x.domain, 0) : (x.time ? timeTicks : linearTicks)(...x.domain, fit));
   const shown = Math.ceil(xTicks.length / Math.max(2, Math.floor((right - left) / 46)));
   xTicks.forEach((v, i) => {
     if (i % shown) return;

@@ -142,7 +142,7 @@ function allFigures() {
 }
 
 // --- over time --------------------------------------------------------------------------------------
-const timeAxis = (domain) => ({ domain, label: 'time since the start', format: s, tip: (v) => 'at ' + s(v) });
+const timeAxis = (domain) => ({ domain, time: true, label: 'time since the start', format: s, tip: (v) => 'at ' + s(v) });
 const owners = [['weights outside experts', 0], ['experts', 1], ['staging banks', 2], ['KV in use', 3], ['KV cached', 4], ['KV free', 5]];
 function memory() {
   section('Memory by owner', 'Device memory over time. The boundary between experts and KV blocks moves; everything else stays where it is.');
@@ -181,7 +181,7 @@ function overTime() {
   line('Preemptions', 'since the start', 'preemptions', { format: n }, 'step');
   line('Prefix hit rate', 'prompt tokens found in the cache, around each moment', 'hit_rate', { format: p, domain: [0, 1] });
   line('Boundary', 'expert groups given up to the KV pool', 'groups_out', { format: n }, 'step');
-  line('Experts staged', 'bytes copied from host memory a second', 'staged_rate', { format: (v) => b(v) + (v ? '/s' : '') });
+  line('Experts staged', 'bytes copied from host memory a second', 'staged_rate', { format: (v) => b(v) + (v ? '/s' : ''), bytes: true });
   line('Host tier', 'KV held in host memory', 'host_kv', { format: b, bytes: true });
 }
 
@@ -213,7 +213,7 @@ function byTurn() {
       x: run.series.ttft_quantiles_s, y: run.series.ttft_quantiles_s.map((_, i) => i / 50), kind: 'line' })) }));
   card(node, 'Distinct experts a layer and step', 'by the step’s tokens, mean over MoE layers', (box) => drawChart(box, {
     height: 230, empty: 'this executor does not count experts', x: { log: true, label: 'tokens in the step', format: n, tip: (v) => `steps of up to ${n(v)} tokens`,
-      domain: [1, Math.max(2, ...runs.flatMap((run) => run.series.experts.map((e) => e[0])))] },
+      domain: [1, Math.max(2, ...runs.flatMap((run) => run.series.experts_by_tokens.map((e) => e[0])))] },
     y: { format: n, domain: [0, Math.max(1, ...runs.map((run) => run.memory.experts_per_layer))] },
-    series: visible().map((run) => ({ name: run.policy, color: run.color, x: run.series.experts.map((e) => e[0]), y: run.series.experts.map((e) => e[2]), kind: 'line' })) }));
+    series: visible().map((run) => ({ name: run.policy, color: run.color, x: run.series.experts_by_tokens.map((e) => e[0]), y: run.series.experts_by_tokens.map((e) => e[2]), kind: 'line' })) }));
 }
