@@ -12,8 +12,8 @@
 namespace vamp {
 
 using RequestId = uint64_t;
-using SessionId = uint64_t;    // 0: none given; the cache then uses the chain that the prompt extends
-using RequestSlot = int32_t;   // a running request's row in the executor's tables
+using SessionId = uint64_t;  // 0: none given; the cache then uses the chain that the prompt extends
+using RequestSlot = int32_t;  // a running request's row in the executor's tables
 
 struct SamplingParams {
   int max_tokens = 16;
@@ -41,7 +41,7 @@ struct RequestInput {
   RequestId id = 0;
   std::vector<TokenId> prompt;
   SamplingParams sampling;
-  int priority = 0;  // lower runs first, as in vLLM; used by --scheduling-policy priority
+  int priority = 0;         // lower runs first, as in vLLM; used by --scheduling-policy priority
   uint64_t cache_salt = 0;  // tenant: prefixes are shared only within one salt
   ReuseHint reuse;
   Micros arrival = 0;
@@ -56,8 +56,8 @@ struct RequestEvent {
   enum class Kind { kToken, kFinished };
   RequestId id = 0;
   Kind kind = Kind::kToken;
-  TokenId token = 0;    // kToken
-  float logprob = 0;    // kToken, when asked for
+  TokenId token = 0;                          // kToken
+  float logprob = 0;                          // kToken, when asked for
   FinishReason reason = FinishReason::kStop;  // kFinished
   std::string error;                          // kFinished with kError
 };

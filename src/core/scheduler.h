@@ -1,7 +1,8 @@
 // The scheduler: a pure state machine from requests and results to plans.
 //
-// It owns every request, the block manager and the reclaim policy. One thread uses it. It never holds
-// a clock, thread, socket or device pointer: time comes as an argument, work goes out as StepPlan.
+// It owns every request, the block manager and the reclaim policy. One thread uses it. It never
+// holds a clock, thread, socket or device pointer: time comes as an argument, work goes out as
+// StepPlan.
 #pragma once
 
 #include <functional>
@@ -24,27 +25,27 @@ enum class AdmissionRule {
 };
 
 struct SchedulerConfig {
-  int max_num_seqs = 128;              // running requests at most
-  int max_num_batched_tokens = 8192;   // tokens of one step
-  int max_model_len = 0;               // prompt + output of one request; 0: what the pool can hold
-  int max_waiting = 0;                 // refuse beyond that many waiting requests; 0: no limit
+  int max_num_seqs = 128;             // running requests at most
+  int max_num_batched_tokens = 8192;  // tokens of one step
+  int max_model_len = 0;              // prompt + output of one request; 0: what the pool can hold
+  int max_waiting = 0;                // refuse beyond that many waiting requests; 0: no limit
   bool enable_prefix_caching = true;
   SchedulingPolicy scheduling = SchedulingPolicy::kFcfs;
   AdmissionRule admission = AdmissionRule::kWholePrompt;
-  int host_blocks = 0;                 // capacity of the host tier (--kv-offloading-size)
-  bool two_way_boundary = true;        // false: the paper's, the boundary only rises
-  int max_groups_out = -1;             // the boundary never rises beyond; -1: the layout's maximum
-  int hit_rate_window = 1000;          // requests
+  int host_blocks = 0;           // capacity of the host tier (--kv-offloading-size)
+  bool two_way_boundary = true;  // false: the paper's, the boundary only rises
+  int max_groups_out = -1;       // the boundary never rises beyond; -1: the layout's maximum
+  int hit_rate_window = 1000;    // requests
   // A waiting request that does not fit lets others pass, at most so many and for so long after it
   // first did not fit; then nothing behind it enters before it does.
   int max_overtakes = 8;
   Micros max_overtaken_for = 2 * kSecond;
-  int max_admission_attempts = 4;      // waiting requests that do not fit, looked at in one step
+  int max_admission_attempts = 4;  // waiting requests that do not fit, looked at in one step
   Micros boundary_backoff = 10 * kSecond;  // no boundary moves for so long after one has failed
-  Micros hold_recheck = 50e3;          // a session held back by the policy is asked for again after
-  int max_candidates = 32;             // runs of cached blocks shown to the policy
-  int min_segment_blocks = 32;         // a candidate is cut to so many blocks, or to the gap if larger
-  int max_ghosts = 1 << 16;            // keys of dropped blocks remembered, to see what a drop cost
+  Micros hold_recheck = 50e3;   // a session held back by the policy is asked for again after
+  int max_candidates = 32;      // runs of cached blocks shown to the policy
+  int min_segment_blocks = 32;  // a candidate is cut to so many blocks, or to the gap if larger
+  int max_ghosts = 1 << 16;     // keys of dropped blocks remembered, to see what a drop cost
   std::vector<TokenId> eos_token_ids;
 };
 
@@ -53,7 +54,7 @@ struct SchedulerStats {
   int free_blocks = 0, cached_blocks = 0, referenced_blocks = 0, total_blocks = 0;
   int host_used_blocks = 0, host_total_blocks = 0;
   int groups_out = 0;
-  double hit_rate = 0;                 // over the window
+  double hit_rate = 0;                                               // over the window
   uint64_t queried_tokens = 0, hit_tokens = 0, host_hit_tokens = 0;  // since start
   uint64_t preemptions = 0, boundary_moves = 0, decisions = 0, failed_steps = 0;
 };
@@ -95,7 +96,8 @@ class Scheduler {
   SchedulerStats stats() const;
   // Drops every cached block on both tiers that no running request holds.
   void reset_prefix_cache();
-  // Throws InvariantError when refcounts, hash table, LRU, host tier and tables disagree. O(blocks).
+  // Throws InvariantError when refcounts, hash table, LRU, host tier and tables disagree.
+  // O(blocks).
   void check_invariants() const;
 
  private:

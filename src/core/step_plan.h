@@ -1,21 +1,24 @@
 // The contract between the scheduler and the executors: plain data, both ways.
 //
-// The scheduler makes StepPlan n while step n-1 runs, so a plan may rest on a token that is not known
-// yet ("provisional"): the executor keeps every running request's tokens and block table, and appends
-// what it samples. Plans carry deltas only. At most two plans are in flight. Results come in order.
+// The scheduler makes StepPlan n while step n-1 runs, so a plan may rest on a token that is not
+// known yet ("provisional"): the executor keeps every running request's tokens and block table, and
+// appends what it samples. Plans carry deltas only. At most two plans are in flight. Results come
+// in order.
 //
 // An executor carries out a plan in this order:
 //   1. `reset`: forget all running requests
 //   2. `release`: forget those
 //   3. `boundary`: move the HBM partition, all or nothing; zero the frames that join the KV pool
-//   4. `move_blocks`: device-to-device copies; then `edit_tables`: entries of running requests' tables
+//   4. `move_blocks`: device-to-device copies; then `edit_tables`: entries of running requests'
+//   tables
 //      that are now another block (it moved, or somebody else holds the same content)
-//   5. start `demote` and `promote` copies. They may end steps later; a result reports each. Demoted
+//   5. start `demote` and `promote` copies. They may end steps later; a result reports each.
+//   Demoted
 //      blocks are read as they are before this step's forward pass
 //   6. `start`: take new running requests in
 //   7. the forward pass over `batch`, then sampling
-// A plan with `await_copies` has nothing else in it: its step ends when at least one copy that was in
-// flight has ended (its result reports it).
+// A plan with `await_copies` has nothing else in it: its step ends when at least one copy that was
+// in flight has ended (its result reports it).
 //
 // Failure. When the boundary cannot move (a driver call failed and was rolled back), or an executor
 // loses a step for another reason, it skips that plan and all later ones until a plan with `reset`
@@ -37,7 +40,7 @@ namespace vamp {
 using StepId = uint64_t;
 
 struct BoundaryMove {
-  int groups_out = 0;          // absolute target: ranks and replays cannot drift apart
+  int groups_out = 0;  // absolute target: ranks and replays cannot drift apart
   uint64_t order_version = 0;
   std::vector<PoolSlot> map_slots;    // join the KV pool (empty frames, zeroed)
   std::vector<PoolSlot> unmap_slots;  // leave it: no live block touches them any more
@@ -109,9 +112,9 @@ struct SampledToken {
 
 // What staging did in one step, on this rank.
 struct StagingStats {
-  size_t staged_bytes = 0;     // copied from host memory
-  size_t activated_bytes = 0;  // of given-up experts that some token chose
-  Micros stall = 0;            // MoE kernels waited for copies
+  size_t staged_bytes = 0;                // copied from host memory
+  size_t activated_bytes = 0;             // of given-up experts that some token chose
+  Micros stall = 0;                       // MoE kernels waited for copies
   StagingMode used = StagingMode::kAuto;  // kAuto: nothing was given up
 };
 

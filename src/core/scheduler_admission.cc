@@ -1,0 +1,153 @@
+// Waiting requests enter.
+//
+// In order of arrival (or priority). One that does not fit lets others pass, but no more than
+// max_overtakes of them and no longer than max_overtaken_for: then nobody behind it enters before
+// it does, and as running requests finish it comes to fit. Waiting requests never preempt running
+// ones.
+#include <algorithm>
+
+#include "base/error.h"
+#include "core/scheduler_impl.h"
+
+namespace vamp {
+
+void Scheduler::Impl::admit_waiting() {
+  if (preempted_any) return;
+  passed.clear();
+  for (auto it = waiting.begin(); it != waiting.end() && budget > 0 && !free_slots.empty();) {
+    RequestState& request = **it;
+    ++it;
+    switch (try_admit(request)) {
+      case Admission::kNotYet:
+        break;
+      case Admission::kNoRoom:
+        if (request.unfit_since < 0) request.unfit_since = now;
+        passed.push_back(&request);
+        if (static_cast<int>(passed.size()) >= config.max_admission_attempts) return;
+        break;
+      case Admission::kAdmitted:
+        for (RequestState* other : passed) ++other->overtaken;
+        break;
+    }
+    const auto blocks_all = [&](const RequestState* other) { return blocks_others(*other); };
+    if (std::any_of(passed.begin(), passed.end(), blocks_all)) return;
+  }
+}
+
+bool Scheduler::Impl::blocks_others(const RequestState& request) const {
+  return request.overtaken >= config.max_overtakes ||
+         now - request.unfit_since >= config.max_overtaken_for;
+}
+
+Scheduler::Impl::Admission Scheduler::Impl::try_admit(RequestState& request) {
+  // A plan under way still samples for it, or its last block is still on its way to the host.
+  if (request.pending > 0) return Admission::kNotYet;
+  if (request.swapped != kNoId && !blocks.swapped_out(request.swapped)) return Admission::kNotYet;
+
+  // At least one token is computed, for its logits.
+  const int length = static_cast<int>(request.tokens.size());
+  const int most = (length - 1) / block_tokens;
+  if (config.enable_prefix_caching) name_blocks(request);
+  PrefixMatch match = blocks.match(request.keys, most);
+  // Somebody computes the next block right now: one step later it can be shared.
+  if (match.being_computed) return Admission::kNotYet;
+  if (match.total() == 0 && !request.admitted_before && !running.empty() &&
+      policy->hold_new_session(request.session, request.stats.prompt_tokens, now)) {
+    held_back = true;
+    return Admission::kNotYet;
+  }
+
+  // Content in the host tier and tokens to compute both need a free block.
+  int start = match.total() * block_tokens;
+  const int end =
+      config.admission == AdmissionRule::kWholePrompt ? length : std::min(length, start + budget);
+  const int needed = blocks_for(end) - match.device_blocks;
+  blocks.hold(request.keys, match.device_blocks, request.table);
+  if (!make_room(needed, request, /*admission=*/true)) {
+    blocks.release(request.table, std::numeric_limits<int>::max(), request.session, false);
+    return Admission::kNoRoom;
+  }
+  // Making room may have taken from the host tier what was found there.
+  const int device_blocks = match.device_blocks;
+  match = blocks.match(request.keys, most);
+  match.device_blocks = device_blocks;
+  start = match.total() * block_tokens;
+  blocks.promote(request.keys, match.total(), request.table, plan);
+  if (request.swapped != kNoId) {
+    if (request.swapped_tokens / block_tokens == match.total()) {
+      blocks.swap_in(request.swapped, request.table, plan);
+      start = request.swapped_tokens;
+    } else {
+      blocks.discard_swapped(request.swapped);
+    }
+    request.swapped = kNoId;
+  }
+  request.arriving_end = static_cast<int>(request.table.size());
+  const int missing = blocks_for(end) - static_cast<int>(request.table.size());
+  if (missing > 0) blocks.allocate(missing, request.table);
+  enter(request, match, start);
+  return Admission::kAdmitted;
+}
+
+// The request has its blocks: it runs from now on.
+void Scheduler::Impl::enter(RequestState& request, const PrefixMatch& match, int start) {
+  waiting.erase(&request);
+  request.status = RequestStatus::kRunning;
+  request.slot = free_slots.back();
+  free_slots.pop_back();
+  request.start_step = 0;
+  request.sent_blocks = 0;
+  request.arrived = 0;
+  request.computed = start;
+  request.published = match.total();
+  request.overtaken = 0;
+  request.unfit_since = -1;
+  running.insert(std::lower_bound(running.begin(), running.end(), &request, waiting.key_comp()),
+                 &request);
+
+  RequestStats& stats = request.stats;
+  stats.queued += now - request.waiting_since;
+  if (request.preempted) policy->on_rescheduled(request.waiting_since, now);
+  request.preempted = false;
+  charge_ghosts(request, match.total());
+  if (!request.admitted_before) {
+    request.admitted_before = true;
+    stats.first_scheduled = now;
+    stats.cached_tokens = match.device_blocks * block_tokens;
+    stats.host_cached_tokens = match.host_blocks * block_tokens;
+    hit_rate.add(stats.prompt_tokens, start);
+    queried_tokens += static_cast<uint64_t>(stats.prompt_tokens);
+    hit_tokens += static_cast<uint64_t>(stats.cached_tokens);
+    host_hit_tokens += static_cast<uint64_t>(stats.host_cached_tokens);
+  }
+  if (arrived(request)) {
+    const int room = static_cast<int>(request.table.size()) * block_tokens - request.computed;
+    add_row(request, std::min({request.planned_length() - request.computed, budget, room}));
+  }
+}
+
+// What the request must compute although it was once there: somebody decided to drop it.
+void Scheduler::Impl::charge_ghosts(RequestState& request, int matched_blocks) {
+  GhostList& ghosts = blocks.ghosts();
+  if (ghosts.empty()) return;
+  uint64_t decision = 0;
+  int tokens = 0;
+  Micros dropped = 0;
+  const auto charge = [&] {
+    if (tokens == 0) return;
+    decisions.reused(decision, tokens, now);
+    policy->on_evicted_reused(decision, tokens, now - dropped);
+    tokens = 0;
+  };
+  for (size_t i = static_cast<size_t>(matched_blocks); i < request.keys.size(); ++i) {
+    const std::optional<Ghost> ghost = ghosts.take(request.keys[i]);
+    if (!ghost) continue;
+    if (ghost->decision != decision) charge();
+    decision = ghost->decision;
+    dropped = ghost->dropped;
+    tokens += block_tokens;
+  }
+  charge();
+}
+
+}  // namespace vamp

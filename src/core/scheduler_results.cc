@@ -1,0 +1,143 @@
+// Results: tokens, copies, what the policy learns, and steps that were not carried out.
+#include <algorithm>
+#include <cmath>
+
+#include "base/error.h"
+#include "core/scheduler_impl.h"
+
+namespace vamp {
+
+void Scheduler::Impl::update(const StepResult& result, Micros time) {
+  now = time;
+  VAMP_CHECK(!in_flight.empty() && in_flight.front().step == result.step,
+             "a result of step {} came out of order", result.step);
+  SentPlan answered = std::move(in_flight.front());
+  in_flight.pop_front();
+  blocks.set_answered(result.step);
+  for (const BlockCopy& copy : result.demoted) blocks.demoted(copy);
+  for (const BlockCopy& copy : result.promoted) blocks.promoted(copy);
+
+  if (!result.executed) {
+    ++failed_steps;
+    if (!answered.undone) {
+      in_flight.push_front(std::move(answered));
+      undo_plans_since(result.step);
+      in_flight.pop_front();
+    }
+    return;
+  }
+  VAMP_CHECK(!answered.undone, "step {} was carried out after one that was not", result.step);
+  take_samples(answered, result);
+  observe(answered, result);
+  spare.push_back(std::move(answered));
+}
+
+void Scheduler::Impl::take_samples(const SentPlan& step, const StepResult& result) {
+  for (size_t i = 0; i < step.rows.size(); ++i)
+    row_of_slot[step.rows[i].slot] = static_cast<int>(i);
+  size_t expected = 0;
+  for (const Row& row : step.rows) expected += row.sample;
+  VAMP_CHECK(result.tokens.size() == expected, "step {} sampled {} tokens, its plan {}",
+             result.step, result.tokens.size(), expected);
+  for (const SampledToken& sample : result.tokens) {
+    const Row& row = step.rows[row_of_slot[sample.slot]];
+    VAMP_CHECK(row.slot == sample.slot && row.sample, "slot {} sampled unasked", sample.slot);
+    // A surplus row: the request ended while this step was under way.
+    if (!row.who.alive()) continue;
+    append(*row.who.request, sample);
+  }
+}
+
+void Scheduler::Impl::append(RequestState& request, const SampledToken& sample) {
+  --request.pending;
+  if (sample.invalid) {
+    finish(request, FinishReason::kError, "the model's output is not a number (NaN logits)");
+    return;
+  }
+  request.tokens.push_back(sample.token);
+  if (request.stats.first_token < 0) request.stats.first_token = now;
+  events.push_back(
+      {.id = request.input.id, .token = sample.token, .logprob = sample.logprob, .error = {}});
+
+  const SamplingParams& sampling = request.input.sampling;
+  const int output = static_cast<int>(request.tokens.size()) - request.stats.prompt_tokens;
+  const auto among = [&](const std::vector<TokenId>& ids) {
+    return std::find(ids.begin(), ids.end(), sample.token) != ids.end();
+  };
+  const bool stop =
+      output >= sampling.min_tokens &&
+      ((!sampling.ignore_eos && among(config.eos_token_ids)) || among(sampling.stop_token_ids));
+  if (stop) {
+    finish(request, FinishReason::kStop);
+  } else if (output >= sampling.max_tokens) {
+    finish(request, FinishReason::kLength);
+  } else if (request.status == RequestStatus::kRunning) {
+    publish_full(request, request.last_step, /*may_adopt=*/true);
+  }
+}
+
+void Scheduler::Impl::observe(const SentPlan& step, const StepResult& result) {
+  StepObservation seen = step.work;
+  seen.now = now;
+  seen.duration = result.end - result.start;
+  seen.staging = result.staging;
+  seen.demoted_bytes = result.demoted.size() * layout.block_bytes;
+  seen.promoted_bytes = result.promoted.size() * layout.block_bytes;
+  seen.demote_us = result.demote_us;
+  seen.promote_us = result.promote_us;
+  if (!result.expert_counts.empty()) seen.expert_counts = &result.expert_counts;
+  seen.running = static_cast<int>(running.size());
+  seen.waiting = static_cast<int>(waiting.size());
+  policy->observe(seen);
+}
+
+// Plans from `step` on did nothing: everybody starts again from what is known, and the cache
+// forgets what they would have computed.
+void Scheduler::Impl::undo_plans_since(StepId step) {
+  boundary.cancel_lowering();
+  while (!running.empty()) {
+    RequestState& request = *running.back();
+    running.pop_back();
+    free_slots.push_back(request.slot);
+    blocks.release(request.table,
+                   arrived(request) ? std::numeric_limits<int>::max() : request.arrived,
+                   request.session, false);
+    requeue(request);
+  }
+  for (const SentPlan& lost : in_flight) {
+    for (const Row& row : lost.rows) {
+      if (row.sample && row.who.alive()) --row.who.request->pending;
+    }
+  }
+  for (RequestState* request : waiting) {
+    if (request->swapped != kNoId && request->swap_step >= step) request->swapped = kNoId;
+  }
+  for (auto lost = in_flight.rbegin(); lost != in_flight.rend(); ++lost) {
+    blocks.undo_copies(lost->demotes, lost->promotes);
+  }
+  blocks.forget_written_since(step);
+  for (auto lost = in_flight.rbegin(); lost != in_flight.rend(); ++lost) {
+    blocks.undo_moves(lost->moves);
+    if (lost->boundary) {
+      boundary.undo(*lost->boundary, lost->groups_before);
+      boundary_barred_until = now + config.boundary_backoff;
+    }
+    lost->undone = true;
+  }
+  releases.clear();
+  edits.clear();
+  reset_executor = true;
+}
+
+// A request that ran waits again; it has given its blocks back.
+void Scheduler::Impl::requeue(RequestState& request) {
+  request.status = RequestStatus::kWaiting;
+  request.slot = -1;
+  request.start_step = 0;
+  request.computed = request.published = request.sent_blocks = 0;
+  request.arrived = request.arriving_end = 0;
+  request.waiting_since = now;
+  waiting.insert(&request);
+}
+
+}  // namespace vamp
