@@ -1,7 +1,6 @@
 // The expert weights' side of the boundary: addresses fixed for good, frames that come and go.
 #pragma once
 
-#include <array>
 #include <vector>
 
 #include "memory/extent.h"
@@ -10,12 +9,12 @@
 namespace vamp {
 
 // Expert shards of all MoE layers. Per layer two virtual ranges, gate+up [E, 2I/tp, H] and down
-// [E, H, I/tp], each contiguous and at an address that never changes, so a kernel that indexes rows as
-// expert * N + n needs no pointer table and a captured graph stays valid at every boundary.
+// [E, H, I/tp], each contiguous and at an address that never changes, so a kernel that indexes rows
+// as expert * N + n needs no pointer table and a captured graph stays valid at every boundary.
 //
-// A layer's head never moves: one extent for each of its two matrices. Its tail, as many groups as may
-// ever be given up, is one frame a group. A group that is given up has no frame of its own; its address
-// then shows the staging bank's frame of its place (see StagingBanks), never a hole.
+// A layer's head never moves: one extent for each of its two matrices. Its tail, as many groups as
+// may ever be given up, is one frame a group. A group that is given up has no frame of its own; its
+// address then shows the staging bank's frame of its place (see StagingBanks), never a hole.
 //
 // It owns ranges and frames and says who is where; HbmPartition makes the driver calls. One thread.
 class ExpertStore {
@@ -39,17 +38,21 @@ class ExpertStore {
   int experts_out(int moe_layer) const;
 
   // Groups at the layer's end that may ever be given up.
-  int movable_groups(int moe_layer) const { return static_cast<int>(layers_[moe_layer].tail.size()); }
+  int movable_groups(int moe_layer) const {
+    return static_cast<int>(layers_[moe_layer].tail.size());
+  }
   int head_groups(int moe_layer) const;
   bool is_movable(GroupId id) const { return id.group >= head_groups(id.moe_layer); }
   const Frame& frame(GroupId id) const;  // empty when given up
 
-  // Bookkeeping of a move whose driver calls have succeeded. offload takes the layer's last resident
-  // group, restore its first given-up one.
+  // Bookkeeping of a move whose driver calls have succeeded. offload takes the layer's last
+  // resident group, restore its first given-up one.
   Frame offload(GroupId id);
   void restore(GroupId id, Frame frame);
 
-  // The layer's part that never moves: set once, at start.
+  // At start: groups given up from the beginning are offloaded while they have no frame yet, then
+  // the others get theirs, and each layer the part that never moves.
+  void set_frame(GroupId id, Frame frame);
   void set_head(int moe_layer, Extent gate_up, Extent down);
   const Extent& head_gate_up(int moe_layer) const { return layers_[moe_layer].head_gate_up; }
   const Extent& head_down(int moe_layer) const { return layers_[moe_layer].head_down; }
@@ -63,42 +66,11 @@ class ExpertStore {
     int out = 0;
   };
   Frame& tail_frame(GroupId id);
+  void release_ranges() noexcept;
 
-  const MemoryLayout& layout_;
+  const MemoryLayout& layout_;  // the partition's; its order is not used here
   VirtualMemory& memory_;
   std::vector<Layer> layers_;
-};
-
-// The two staging banks. Bank = parity of the MoE layer, place = depth from the layer's tail. A place's
-// frame is mapped at the address of *every* given-up group of that bank and place, so staging a layer
-// means copying to the layer's own expert addresses, which overwrites what another layer of the same
-// parity had there. A place has a frame as long as some group uses it: the frame of the first group
-// given up there, which stays where it is mapped.
-//
-// It owns the banks' frames. One thread.
-class StagingBanks {
- public:
-  explicit StagingBanks(const MemoryLayout& layout);
-
-  static int bank(GroupId id) { return id.moe_layer % 2; }
-  int place(GroupId id) const { return groups_per_layer_ - 1 - id.group; }
-
-  int users(GroupId id) const { return places_[bank(id)][place(id)].users; }
-  const Frame& frame(GroupId id) const { return places_[bank(id)][place(id)].frame; }
-  int frames() const;
-
-  void put(GroupId id, Frame frame);  // a place's first user brings the frame
-  void join(GroupId id);              // a further user
-  void leave(GroupId id);             // of several users
-  Frame take(GroupId id);             // the last user takes it away
-
- private:
-  struct Place {
-    Frame frame;
-    int users = 0;
-  };
-  int groups_per_layer_;
-  std::array<std::vector<Place>, 2> places_;
 };
 
 }  // namespace vamp

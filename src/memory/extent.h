@@ -13,8 +13,8 @@ enum class Holder { kExpertStore, kKvArena, kStagingBank, kFree };
 inline constexpr int kNumHolders = 4;
 const char* holder_name(Holder holder);
 
-// Bytes by holder. They always sum to what was created (checked at every change). It must outlive its
-// extents. One thread.
+// Bytes by holder. They always sum to what was created (checked at every change). It must outlive
+// its extents. One thread.
 class ExtentLedger {
  public:
   size_t held(Holder holder) const { return held_[static_cast<size_t>(holder)]; }
@@ -31,8 +31,8 @@ class ExtentLedger {
   size_t created_ = 0;
 };
 
-// Owns one physical handle, so it has exactly one holder: the object it lies in. It knows nothing of
-// where it is mapped; whoever holds it does, and unmaps it before the end.
+// Owns one physical handle, so it has exactly one holder: the object it lies in. It knows nothing
+// of where it is mapped; whoever holds it does, and unmaps it before the end.
 class Extent {
  public:
   Extent() = default;
@@ -56,8 +56,8 @@ class Extent {
   Holder holder_ = Holder::kFree;
 };
 
-// The memory of one expert group, and what a KV pool slot is made of: one extent for gate+up, one for
-// down. The boundary moves frames.
+// The memory of one expert group, and what a KV pool slot is made of: one extent for gate+up, one
+// for down. The boundary moves frames.
 struct Frame {
   Extent gate_up;
   Extent down;

@@ -5,9 +5,9 @@
 
 namespace vamp {
 
-// The host's copy of all expert shards of one rank, e.g. a mapped checkpoint. Copies whole shards in
-// device layout, `count` experts from `first` on of MoE layer `moe_layer`, to `to`, which is an address
-// of the backend this copy was made for. Strides are MemoryLayout::gate_up_shard_bytes and
+// The host's copy of all expert shards of one rank, e.g. a mapped checkpoint. Copies whole shards
+// in device layout, `count` experts from `first` on of MoE layer `moe_layer`, to `to`, which is an
+// address of the backend this copy was made for. Strides are MemoryLayout::gate_up_shard_bytes and
 // down_shard_bytes; what a stride has beyond the matrix (padding) is written as zeros.
 //
 // gate_up: per expert [2I/tp, H], the gate's rows first. down: per expert [H, I/tp].

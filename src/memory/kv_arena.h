@@ -9,13 +9,13 @@
 namespace vamp {
 
 // One virtual range, base pool | slot 0 | slot 1 | ... without gaps, block-major: block b lies at
-// base + b * block_bytes with all layers of its tokens together, so a block is one contiguous copy. The
-// base pool is mapped for good. A slot holds one frame or is a hole; any may come and go. A block may
-// straddle two slots and exists only while all its bytes are mapped (the scheduler's block manager
-// knows which do, by the same geometry).
+// base + b * block_bytes with all layers of its tokens together, so a block is one contiguous copy.
+// The base pool is mapped for good. A slot holds one frame or is a hole; any may come and go. A
+// block may straddle two slots and exists only while all its bytes are mapped (the scheduler's
+// block manager knows which do, by the same geometry).
 //
-// It owns the range, the base pool and the slots' frames and says who is where; HbmPartition makes the
-// driver calls. One thread.
+// It owns the range, the base pool and the slots' frames and says who is where; HbmPartition makes
+// the driver calls. One thread.
 class KvArena {
  public:
   // Reserves the range for all slots there can ever be. No memory yet.
@@ -43,6 +43,8 @@ class KvArena {
   const Extent& base_pool() const { return base_pool_; }
 
  private:
+  size_t bytes() const { return base_pool_bytes_ + frames_.size() * slot_bytes_; }
+
   VirtualMemory& memory_;
   size_t block_bytes_, base_pool_bytes_, slot_bytes_;
   std::byte* base_ = nullptr;

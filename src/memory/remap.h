@@ -24,8 +24,8 @@ class Remap {
   void unmap(std::byte* address, size_t bytes, Handle handle);
   void map(std::byte* address, size_t bytes, Handle handle);
 
-  // Makes all calls. On a failure takes back those made and throws the Error; if taking back fails too,
-  // throws RollbackError.
+  // Makes all calls. On a failure takes back those made and throws the Error; if taking back fails
+  // too, throws RollbackError.
   void run(VirtualMemory& memory);
   // The inverse of a whole run().
   void take_back(VirtualMemory& memory);

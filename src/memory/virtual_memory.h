@@ -1,4 +1,5 @@
-// Virtual addresses apart from physical memory: the few driver calls on which the moving boundary rests.
+// Virtual addresses apart from physical memory: the few driver calls on which the moving boundary
+// rests.
 #pragma once
 
 #include <cstddef>
@@ -13,16 +14,17 @@ struct Handle {
   auto operator<=>(const Handle&) const = default;
 };
 
-// Address space and physical memory of one device, after the CUDA driver's VMM calls, which the CUDA
-// backend is; HostVirtualMemory does the same with a memfd. This comment is the contract of both, and
-// virtual_memory_conformance.h is its test.
+// Address space and physical memory of one device, after the CUDA driver's VMM calls, which the
+// CUDA backend is; HostVirtualMemory does the same with a memfd. This comment is the contract of
+// both, and virtual_memory_conformance.h is its test.
 //
 // All sizes, and all addresses but those of zero(), are multiples of granularity().
 //   reserve     address space without memory behind it: a hole. Touching a hole is a fault.
 //   create      physical memory of one handle. Its bytes are undefined (on the host: zero).
-//   map         a *whole* handle at an address in a reserved range, into a hole. One handle may be mapped
-//               at several addresses at once: all see the same bytes. Bytes outlive unmap and map. The new
-//               mapping can't be touched before set_access.
+//   map         a *whole* handle at an address in a reserved range, into a hole. One handle may be
+//   mapped
+//               at several addresses at once: all see the same bytes. Bytes outlive unmap and map.
+//               The new mapping can't be touched before set_access.
 //   set_access  makes mapped memory readable and writable by the device. The run may cover several
 //               neighbouring mappings, but no hole.
 //   unmap       turns a run of whole neighbouring mappings back into holes.
@@ -30,9 +32,9 @@ struct Handle {
 //   destroy     gives back a handle's memory, when it is mapped nowhere.
 //   zero        writes zeros through accessible mappings; done when it returns.
 //
-// A call either does all that it says or throws Error and has changed nothing, so whoever calls several
-// can go back by their inverses. The memory's owner must see to it that nothing still uses what it
-// unmaps. Breaking the rules above is a bug of the caller; ShadowVirtualMemory finds it.
+// A call either does all that it says or throws Error and has changed nothing, so whoever calls
+// several can go back by their inverses. The memory's owner must see to it that nothing still uses
+// what it unmaps. Breaking the rules above is a bug of the caller; ShadowVirtualMemory finds it.
 //
 // One thread at a time.
 class VirtualMemory {

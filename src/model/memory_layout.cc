@@ -20,12 +20,14 @@ size_t round_up(size_t value, size_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
 }
 
-void check_options(const MemoryLayoutOptions& options) {
-  if (!std::has_single_bit(options.page_bytes) || options.page_bytes < kMinPage ||
-      options.page_bytes > kMaxPage) {
-    throw Error("a page of {} bytes; expected a power of two from {} to {}", options.page_bytes,
-                kMinPage, kMaxPage);
+void check_page(size_t page_bytes) {
+  if (!std::has_single_bit(page_bytes) || page_bytes < kMinPage || page_bytes > kMaxPage) {
+    throw Error("a page of {} bytes; expected a power of two from {} to {}", page_bytes, kMinPage,
+                kMaxPage);
   }
+}
+
+void check_options(const MemoryLayoutOptions& options) {
   if (options.block_tokens < 1 || options.block_tokens > 1 << 16) {
     throw Error("KV blocks of {} tokens; expected 1 to {}", options.block_tokens, 1 << 16);
   }
@@ -122,6 +124,7 @@ int ExpertGeometry::groups_for_percent(double percent, bool round_to_increment) 
 ExpertGeometry make_expert_geometry(const ModelConfig& model, int tensor_parallel,
                                     size_t page_bytes) {
   check_tensor_parallel(model, tensor_parallel);
+  check_page(page_bytes);
   ExpertGeometry geometry;
   geometry.moe_layers = model.num_moe_layers();
   geometry.experts = model.num_experts;

@@ -15,8 +15,8 @@ enum class CpuIsa {
   kScalar,      // any processor
   kAvx2,        // AVX2 + FMA + F16C
   kAvx512,      // AVX-512 F, BW, VL, DQ
-  kAvx512Bf16,  // + AVX512_BF16; bf16 activations
-  kAmxBf16,     // + AMX-TILE, AMX-BF16; bf16 activations
+  kAvx512Bf16,  // + AVX512_BF16
+  kAmxBf16,     // + AMX-TILE, AMX-BF16
 };
 const char* cpu_isa_name(CpuIsa isa);
 // What this processor and kernel allow, best last. Asks Linux for permission to use AMX tiles.
@@ -31,8 +31,8 @@ struct CpuOpsOptions {
   std::optional<CpuIsa> isa;
 };
 
-// Throws Error when the processor lacks what is asked for, or when bf16 activations are asked of an
-// ISA without them.
+// Throws Error when the processor lacks what is asked for. bf16 activations work on every ISA (the last
+// two multiply them, the others widen them first); f32 ones on all but the last two.
 std::unique_ptr<Ops> make_cpu_ops(const CpuOpsOptions& options);
 
 }  // namespace vamp

@@ -1,0 +1,85 @@
+#include "cli/cli.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <new>
+#include <ostream>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "cli/commands.h"
+
+namespace vamp {
+namespace {
+
+constexpr int kUserFault = 2;
+constexpr int kOwnFault = 3;
+
+constexpr AddCommand kCommands[] = {add_inspect_command};
+
+// vLLM's short form `-tp 2`, which CLI11 would read as `-t p`. In reverse, as CLI11 wants them.
+std::vector<std::string> arguments(int argc, const char* const* argv) {
+  std::vector<std::string> args(argv + std::min(argc, 1), argv + argc);
+  for (std::string& arg : args) {
+    if (arg == "-tp" || arg.starts_with("-tp=")) arg.replace(0, 3, "--tensor-parallel-size");
+  }
+  std::reverse(args.begin(), args.end());
+  return args;
+}
+
+int report(std::ostream& err, const char* kind, std::string message, int code) {
+  std::replace(message.begin(), message.end(), '\n', ' ');
+  err << "vamp: " << kind << ": " << message << "\n";
+  return code;
+}
+
+// CLI11 would only say that a subcommand is required.
+void check_subcommand(const CLI::App& app, const std::vector<std::string>& reversed_args) {
+  if (reversed_args.empty() || reversed_args.back().starts_with("-")) return;
+  std::string known;
+  for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) {
+    if (command->get_name() == reversed_args.back()) return;
+    known += (known.empty() ? "" : ", ") + command->get_name();
+  }
+  throw Error("unknown subcommand '{}': use one of {}", reversed_args.back(), known);
+}
+
+int parse_and_run(CLI::App& app, std::vector<std::string> args, CommandContext& context) {
+  check_subcommand(app, args);
+  try {
+    app.parse(std::move(args));
+    return context.exit_code;
+  } catch (const CLI::Success& help) {  // --help, --version
+    return app.exit(help, context.out, context.err);
+  } catch (const CLI::ParseError& error) {
+    return report(context.err, "error", error.what() + std::string("; see vamp --help"),
+                  kUserFault);
+  }
+}
+
+}  // namespace
+
+int run_cli(int argc, const char* const* argv, std::ostream& out, std::ostream& err) {
+  CLI::App app(
+      "VAMP: serves mixture-of-experts models, and moves the boundary between expert "
+      "weights and KV cache while it serves.",
+      "vamp");
+  app.set_version_flag("--version", std::string("vamp ") + VAMP_VERSION);
+  app.require_subcommand(1);
+  CommandContext context{out, err};
+  try {
+    for (const AddCommand add : kCommands) add(app, context);
+    return parse_and_run(app, arguments(argc, argv), context);
+  } catch (const Error& error) {
+    return report(err, "error", error.what(), kUserFault);
+  } catch (const std::filesystem::filesystem_error& error) {
+    return report(err, "error", error.what(), kUserFault);
+  } catch (const std::bad_alloc&) {
+    return report(err, "error", "out of memory", kUserFault);
+  } catch (const std::exception& error) {
+    return report(err, "internal error", error.what(), kOwnFault);
+  }
+}
+
+}  // namespace vamp

@@ -1,0 +1,15 @@
+#define VAMP_ISA lanes_scalar
+// clang-format off
+#include "kernels/cpu/vec_scalar.h"
+#include "kernels/cpu/lanes_table.h"
+// clang-format on
+
+namespace vamp::cpu {
+
+const KernelTable& scalar_kernels(Element activation) {
+  static constexpr KernelTable kBf16Table = VAMP_ISA::lanes_table<Bf16>();
+  static constexpr KernelTable kF32Table = VAMP_ISA::lanes_table<float>();
+  return activation == Element::kBf16 ? kBf16Table : kF32Table;
+}
+
+}  // namespace vamp::cpu

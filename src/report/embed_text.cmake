@@ -1,0 +1,10 @@
+# cmake -DOUT=page_assets.cc -DFOLDER=... -P embed_text.cmake: text files as C++ string literals.
+set(code "#include \"report/page_assets.h\"\n\nnamespace vamp {\n")
+foreach(pair "kPageHtml=page.html" "kPageCss=page.css" "kChartsJs=charts.js" "kPageJs=page.js" "kDecisionsJs=decisions.js")
+  string(REPLACE "=" ";" parts ${pair})
+  list(GET parts 0 name)
+  list(GET parts 1 file)
+  file(READ ${FOLDER}/${file} text)
+  string(APPEND code "const char* const ${name} = R\"~~~(${text})~~~\";\n")
+endforeach()
+file(WRITE ${OUT} "${code}}  // namespace vamp\n")

@@ -1,0 +1,219 @@
+'use strict';
+// The report: what each section shows, and from which figures. Charts are drawn by charts.js.
+const report = JSON.parse(document.getElementById('data').textContent);
+const runs = report.runs;
+const known = { static: 0, paper: 1, priced: 2, 'priced-nohost': 3 };
+const taken = new Set();
+runs.forEach((run) => {
+  let slot = known[run.policy];
+  if (slot === undefined || taken.has(slot)) slot = [4, 5, 3, 2, 1, 0].find((s) => !taken.has(s)) ?? 4;
+  taken.add(slot);
+  run.color = `var(--p${slot})`;
+  run.shown = true;
+});
+const longest = Math.max(...runs.map((run) => run.duration_s));
+const charts = [];  // [box, draw]
+
+function visible() { return runs.filter((run) => run.shown); }
+function redraw() { for (const [box, draw] of charts) draw(box); }
+
+const main = document.querySelector('main');
+function section(title, lead) {
+  main.append(html('h2', {}, title));
+  if (lead) main.append(html('p', { class: 'lead' }, lead));
+}
+function grid(kind = 'grid') {
+  const node = html('div', { class: kind });
+  main.append(node);
+  return node;
+}
+function card(parent, title, sub, draw) {
+  const box = html('div', {});
+  const node = html('div', { class: 'card' }, html('h3', {}, title), html('p', { class: 'sub' }, sub || ''), box);
+  parent.append(node);
+  if (draw) charts.push([box, draw]);
+  return node;
+}
+function keys(node, entries) {
+  const list = html('div', { class: 'keys' });
+  for (const [color, name] of entries) list.append(html('span', {}, html('i', { class: 'dot', style: `background:${color}` }), name));
+  node.insertBefore(list, node.querySelector('.sub').nextSibling);
+}
+
+// --- header, legend ---------------------------------------------------------------------------------
+function themeButton() {
+  const root = document.documentElement;
+  const dark = () => (root.dataset.theme || (matchMedia('(prefers-color-scheme: dark)').matches ? 'dark' : 'light')) === 'dark';
+  const button = html('button', { type: 'button' });
+  const label = () => { button.textContent = dark() ? 'Light' : 'Dark'; };
+  button.onclick = () => { root.dataset.theme = dark() ? 'light' : 'dark'; label(); };
+  label();
+  return button;
+}
+function head() {
+  const chips = html('div', { class: 'chips' });
+  for (const [name, value] of Object.entries(report.settings)) chips.append(html('span', { class: 'chip' }, name + ' ', html('b', {}, value)));
+  main.append(html('header', {}, html('div', {}, html('h1', {}, report.title), chips), themeButton()));
+  const legend = html('div', { class: 'legend' });
+  for (const run of runs) {
+    const button = html('button', { type: 'button', title: 'show or hide this run' }, html('i', { class: 'dot', style: `background:${run.color}` }), run.policy);
+    button.onclick = () => { run.shown = !run.shown; button.classList.toggle('off', !run.shown); redraw(); };
+    legend.append(button);
+  }
+  main.append(legend);
+}
+
+// --- figures side by side ---------------------------------------------------------------------------
+const tiles = [
+  ['TTFT, 90th percentile', 'lower is better', (r) => r.ttft_s.p90, format.seconds, -1],
+  ['Prefix hit rate, warm turns', 'higher is better', (r) => r.prefix_hit_rate_warm, format.percent, 1],
+  ['Requests per second', 'higher is better', (r) => r.requests_per_s, format.short, 1],
+  ['Time per output token', 'mean, lower is better', (r) => r.tpot_s.mean, format.seconds, -1],
+  ['Time in the queue', 'mean, lower is better', (r) => r.queue_s.mean, format.seconds, -1],
+];
+function glance() {
+  section('At a glance');
+  const node = grid('tiles');
+  for (const [title, sub, value, text] of tiles) {
+    const tile = card(node, title, '');
+    tile.classList.add('tile');
+    tile.querySelector('.sub').textContent = sub;
+    charts.push([tile.lastChild, (box) => {
+      const most = Math.max(...visible().map((run) => value(run) || 0));
+      box.replaceChildren(...visible().map((run) => html('div', { class: 'bar' },
+        html('span', { class: 'name' }, run.policy), html('span', { class: 'value' }, text(value(run))),
+        html('span', { class: 'track' }, html('i', { style: `background:${run.color};width:${most ? (100 * (value(run) || 0)) / most : 0}%` })))));
+    }]);
+  }
+  const notes = [...report.notes];
+  for (const run of runs) {
+    if (run.cut) notes.push(`${run.policy}: ${run.cut}`);
+    if (run.window.note) notes.push(`${run.policy}: ${run.window.note}`);
+  }
+  if (notes.length) main.append(html('ul', { class: 'notes' }, ...notes.map((note) => html('li', {}, note))));
+}
+const s = format.seconds, n = format.short, p = format.percent, b = format.bytes;
+const figures = [
+  ['Turns answered', (r) => r.turns - r.failed_turns, n, 0], ['Turns in the window', (r) => r.window_turns, n, 0],
+  ['Duration', (r) => r.duration_s, s, 0], ['Window', (r) => r.window.end_s - r.window.begin_s, s, 0],
+  ['TTFT mean', (r) => r.ttft_s.mean, s, -1], ['TTFT p50', (r) => r.ttft_s.p50, s, -1],
+  ['TTFT p90', (r) => r.ttft_s.p90, s, -1], ['TTFT p99', (r) => r.ttft_s.p99, s, -1],
+  ['TTFT p90, warm turns', (r) => r.ttft_warm_s.p90, s, -1],
+  ['TPOT mean', (r) => r.tpot_s.mean, s, -1], ['TPOT p50', (r) => r.tpot_s.p50, s, -1],
+  ['TPOT p90', (r) => r.tpot_s.p90, s, -1], ['TPOT p99', (r) => r.tpot_s.p99, s, -1],
+  ['Queue mean', (r) => r.queue_s.mean, s, -1], ['Queue p99', (r) => r.queue_s.p99, s, -1],
+  ['End to end mean', (r) => r.e2e_s.mean, s, -1],
+  ['Requests per second', (r) => r.requests_per_s, n, 1], ['Output tokens per second', (r) => r.output_tokens_per_s, n, 1],
+  ['Prefix hit rate', (r) => r.prefix_hit_rate, p, 1], ['Prefix hit rate, warm turns', (r) => r.prefix_hit_rate_warm, p, 1],
+  ['of it from host memory', (r) => r.host_hit_rate, p, 0],
+  ['Preemptions per 1,000 turns', (r) => r.preemptions_per_1000_turns, n, -1],
+  ['Running, mean', (r) => r.running_mean, n, 0], ['Waiting, mean', (r) => r.waiting_mean, n, -1],
+  ['KV pool in use, mean', (r) => r.pool_use.mean, p, 0], ['KV pool in use, max', (r) => r.pool_use.max, p, 0],
+  ['Expert groups given up, mean', (r) => r.groups_out.mean, n, 0], ['Expert groups given up, max', (r) => r.groups_out.max, n, 0],
+  ['Boundary moves', (r) => r.boundary_moves, n, 0], ['Experts staged', (r) => r.staged_bytes, b, 0],
+  ['of it chosen by a token', (r) => r.activated_bytes, b, 0], ['Stalled on staging', (r) => r.staging_stall_s, s, -1],
+  ['KV copied to host', (r) => r.demoted_bytes, b, 0], ['KV brought back', (r) => r.promoted_bytes, b, 0],
+  ['Distinct experts a layer and step', (r) => r.experts_per_layer_mean, n, 0],
+  ['Steps', (r) => r.steps, n, 0], ['Failed turns', (r) => r.failed_turns, n, -1],
+];
+function allFigures() {
+  const table = html('table', {});
+  const holder = html('div', { class: 'card scroll', style: 'margin-top:14px' }, table);
+  main.append(holder);
+  charts.push([table, () => {
+    const shown = visible();
+    const head = html('tr', {}, html('th', {}, ''), ...shown.map((run) => html('th', {}, run.policy)));
+    const rows = figures.map(([name, value, text, sign]) => {
+      const values = shown.map(value);
+      const real = values.filter((v) => v !== null && isFinite(v));
+      const best = sign && real.length > 1 ? (sign > 0 ? Math.max(...real) : Math.min(...real)) : null;
+      const equal = real.every((v) => v === real[0]);
+      return html('tr', {}, html('td', {}, name), ...values.map((v) => {
+        const cell = html('td', { class: v === best && !equal ? 'best' : '' }, text(v));
+        if (sign && !equal && v !== values[0] && values[0] && isFinite(v / values[0]) && v !== null) {
+          const rel = v / values[0];
+          cell.append(html('span', { class: 'rel' }, rel >= 1.995 || rel < 0.0995 ? `${trim(rel, 2)}×` : `${rel >= 1 ? '+' : '−'}${Math.abs(Math.round(100 * (rel - 1)))}%`));
+        }
+        return cell;
+      }));
+    });
+    table.replaceChildren(html('thead', {}, head), html('tbody', {}, ...rows));
+  }]);
+}
+
+// --- over time --------------------------------------------------------------------------------------
+const timeAxis = (domain) => ({ domain, time: true, label: 'time since the start', format: s, tip: (v) => 'at ' + s(v) });
+const owners = [['weights outside experts', 0], ['experts', 1], ['staging banks', 2], ['KV in use', 3], ['KV cached', 4], ['KV free', 5]];
+function memory() {
+  section('Memory by owner', 'Device memory over time. The boundary between experts and KV blocks moves; everything else stays where it is.');
+  const node = grid();
+  const top = Math.max(...runs.map((run) => {
+    const v = run.series;
+    return Math.max(...v.time_s.map((_, i) => ['experts', 'banks', 'kv_used', 'kv_cached', 'kv_free'].reduce((sum, k) => sum + (v[k][i] || 0), 0))) + run.memory.dense_bytes;
+  }));
+  for (const run of runs) {
+    const tile = card(node, run.policy, '', (box) => {
+      tile.style.display = run.shown ? '' : 'none';
+      if (!run.shown) return;
+      const v = run.series, line = (name, k, y) => ({ name, color: `var(--m${k})`, x: v.time_s, y, kind: 'area' });
+      const fixed = v.time_s.map((_, i) => (v.experts[i] === null ? null : run.memory.dense_bytes));
+      drawChart(box, { height: 220, stacked: true, x: timeAxis([0, longest]), y: { format: b, bytes: true, domain: [0, top * 1.02] },
+        series: [line(owners[0][0], 0, fixed), line(owners[1][0], 1, v.experts), line(owners[2][0], 2, v.banks),
+                 line(owners[3][0], 3, v.kv_used), line(owners[4][0], 4, v.kv_cached), line(owners[5][0], 5, v.kv_free)] });
+    });
+    keys(tile, owners.map(([name, k]) => [`var(--m${k})`, name]));
+  }
+}
+function overTime() {
+  section('Over time', 'The shaded stretch is the window that the figures above count (of the first run shown).');
+  const node = grid();
+  const line = (title, sub, key, y, kind = 'line') => card(node, title, sub, (box) => {
+    const first = visible()[0];
+    drawChart(box, { height: 210, x: timeAxis([0, longest]), y, window: first && [first.window.begin_s, first.window.end_s],
+      series: visible().map((run) => ({ name: run.policy, color: run.color, x: run.series.time_s, y: run.series[key], kind })) });
+  });
+  card(node, 'Time to first token', 'every turn by its arrival, and the 90th percentile around it (log scale)', (box) => drawChart(box, {
+    height: 210, x: timeAxis([0, longest]), y: { format: s, log: true }, series: visible().flatMap((run) => [
+      { name: run.policy, color: run.color, x: run.series.turn_arrival_s, y: run.series.turn_ttft_s, kind: 'dots' },
+      { name: run.policy + ' p90', color: run.color, x: run.series.time_s, y: run.series.ttft_p90, kind: 'line' }]) }));
+  line('Waiting requests', 'sent, not yet running', 'waiting', { format: n });
+  line('Running requests', 'in the batch', 'running', { format: n });
+  line('Preemptions', 'since the start', 'preemptions', { format: n }, 'step');
+  line('Prefix hit rate', 'prompt tokens found in the cache, around each moment', 'hit_rate', { format: p, domain: [0, 1] });
+  line('Boundary', 'expert groups given up to the KV pool', 'groups_out', { format: n }, 'step');
+  line('Experts staged', 'bytes copied from host memory a second', 'staged_rate', { format: (v) => b(v) + (v ? '/s' : ''), bytes: true });
+  line('Host tier', 'KV held in host memory', 'host_kv', { format: b, bytes: true });
+}
+
+// --- by turn ----------------------------------------------------------------------------------------
+function byTurn() {
+  section('By turn', 'Conversations grow: the later the turn, the longer the prompt that must be found in the cache.');
+  const node = grid();
+  card(node, 'TTFT p90 by turn', 'turns in ten bins (log scale)', (box) => {
+    const bins = runs[0].series.bins;
+    const label = (i) => (bins[i] ? (bins[i].first === bins[i].last ? `${bins[i].first}` : `${bins[i].first}–${bins[i].last}`) : '');
+    drawChart(box, { height: 230, y: { format: s, log: true },
+      x: { domain: [-0.5, Math.max(...runs.map((r) => r.series.bins.length)) - 0.5], ticks: bins.map((_, i) => i), bands: true, label: 'turn', format: label, tip: (v) => 'turns ' + label(v) },
+      series: visible().map((run) => ({ name: run.policy, color: run.color, x: run.series.bins.map((_, i) => i), y: run.series.bins.map((bin) => bin.ttft_p90_s), kind: 'line' })) });
+  });
+  const tile = card(node, 'Median TTFT by turn', 'and how many sessions are still alive', (box) => {
+    const turns = Math.max(...runs.map((run) => run.series.by_turn.length));
+    drawChart(box, { height: 160, x: { domain: [1, Math.max(2, turns)], label: '', format: n, tip: (v) => 'turn ' + v }, y: { format: s, log: true },
+      series: visible().map((run) => ({ name: run.policy, color: run.color, x: run.series.by_turn.map((t) => t[0]), y: run.series.by_turn.map((t) => t[2]), kind: 'line', width: 2 })) });
+    const under = html('div', {});
+    box.append(under);
+    drawChart(under, { height: 88, x: { domain: [1, Math.max(2, turns)], label: 'turn', format: n, tip: (v) => 'turn ' + v }, y: { format: (v) => n(v) },
+      series: visible().map((run) => ({ name: run.policy + ' sessions', color: run.color, x: run.series.by_turn.map((t) => t[0]), y: run.series.by_turn.map((t) => t[1]), kind: 'step' })) });
+  });
+  card(node, 'Time to first token, all turns', 'share of turns answered within (log scale)', (box) => drawChart(box, {
+    height: 230, x: { log: true, label: 'TTFT', format: s, domain: (() => {
+      const all = runs.flatMap((run) => run.series.ttft_quantiles_s).filter((v) => v > 0);
+      return [Math.min(...all) * 0.9, Math.max(...all) * 1.1];
+    })() }, y: { format: p, domain: [0, 1] }, series: visible().map((run) => ({ name: run.policy, color: run.color,
+      x: run.series.ttft_quantiles_s, y: run.series.ttft_quantiles_s.map((_, i) => i / 50), kind: 'line' })) }));
+  card(node, 'Distinct experts a layer and step', 'by the step’s tokens, mean over MoE layers', (box) => drawChart(box, {
+    height: 230, empty: 'this executor does not count experts', x: { log: true, label: 'tokens in the step', format: n, tip: (v) => `steps of up to ${n(v)} tokens`,
+      domain: [1, Math.max(2, ...runs.flatMap((run) => run.series.experts_by_tokens.map((e) => e[0])))] },
+    y: { format: n, domain: [0, Math.max(1, ...runs.map((run) => run.memory.experts_per_layer))] },
+    series: visible().map((run) => ({ name: run.policy, color: run.color, x: run.series.experts_by_tokens.map((e) => e[0]), y: run.series.experts_by_tokens.map((e) => e[2]), kind: 'line' })) }));
+}
