@@ -33,7 +33,7 @@ class Random {
   }
 
  private:
-  __extension__ using Wide = unsigned __int128;
+  __extension__ typedef unsigned __int128 Wide;
   uint64_t state_;
 };
 

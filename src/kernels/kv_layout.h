@@ -25,14 +25,14 @@ struct KvLayout {
   int block_tokens = 0;
   DType dtype = DType::kBf16;  // kBf16 or kF32
 
-  int64_t token_stride() const { return head_dim; }
-  int64_t head_stride() const { return int64_t{block_tokens} * head_dim; }
-  int64_t v_offset() const { return kv_heads * head_stride(); }  // from a layer's K to its V
-  int64_t layer_stride() const { return 2 * v_offset(); }
-  int64_t block_stride() const { return layers * layer_stride(); }
+  constexpr int64_t token_stride() const { return head_dim; }
+  constexpr int64_t head_stride() const { return int64_t{block_tokens} * head_dim; }
+  constexpr int64_t v_offset() const { return kv_heads * head_stride(); }  // from a layer's K to its V
+  constexpr int64_t layer_stride() const { return 2 * v_offset(); }
+  constexpr int64_t block_stride() const { return layers * layer_stride(); }
   size_t block_bytes() const { return static_cast<size_t>(block_stride()) * dtype_bytes(dtype); }
   // From a block's start to K of (layer, head, token in the block); V is v_offset() further.
-  int64_t k_offset(int layer, int head, int token) const {
+  constexpr int64_t k_offset(int layer, int head, int token) const {
     return layer * layer_stride() + head * head_stride() + token * token_stride();
   }
 };

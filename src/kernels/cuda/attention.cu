@@ -1,0 +1,141 @@
+#include "kernels/cuda/attention.h"
+
+#include <flashinfer/attention/default_prefill_params.cuh>
+#include <flashinfer/attention/prefill.cuh>
+#include <flashinfer/attention/scheduler.cuh>
+#include <flashinfer/attention/variants.cuh>
+
+#include "kernels/cuda/cuda_check.h"
+#include "kernels/cuda/device_buffer.h"
+
+namespace vamp::cuda {
+namespace {
+
+using bf16 = __nv_bfloat16;
+using Params = flashinfer::BatchPrefillPagedParams<bf16, bf16, bf16, int32_t>;
+using Variant = flashinfer::DefaultAttention<false, false, false, false>;
+
+template <int kHeadDim, int kTile>
+cudaError_t dispatch(const Params& params, bf16* tmp_v, float* tmp_s, cudaStream_t stream) {
+  return flashinfer::BatchPrefillWithPagedKVCacheDispatched<
+      true, kTile, kHeadDim, kHeadDim, flashinfer::PosEncodingMode::kNone, false,
+      flashinfer::MaskMode::kCausal, Variant, Params>(params, tmp_v, tmp_s, false, stream);
+}
+template <int kHeadDim>
+cudaError_t dispatch_tile(int tile, const Params& params, bf16* tmp_v, float* tmp_s,
+                          cudaStream_t stream) {
+  if (tile == 16) return dispatch<kHeadDim, 16>(params, tmp_v, tmp_s, stream);
+  if (tile == 64) return dispatch<kHeadDim, 64>(params, tmp_v, tmp_s, stream);
+  if constexpr (kHeadDim < 256) {
+    if (tile == 128) return dispatch<kHeadDim, 128>(params, tmp_v, tmp_s, stream);
+  }
+  return cudaErrorInvalidValue;
+}
+
+constexpr size_t kIntWorkspaceBytes = size_t{8} << 20;
+constexpr int kStepsInFlight = 2;
+
+}  // namespace
+
+struct Attention::Impl {
+  AttentionShape shape;
+  int block_tokens;
+  DeviceBuffer<char> floats;
+  DeviceBuffer<char> ints;
+  void* pinned[kStepsInFlight] = {};
+  cudaEvent_t copied[kStepsInFlight] = {};  // the pinned buffer may be written again
+  int next = 0;
+  AttentionBatch batch;
+  flashinfer::PrefillPlanInfo info;
+
+  template <typename T>
+  T* int_at(int64_t offset) const {
+    return reinterpret_cast<T*>(ints.get() + offset);
+  }
+};
+
+Attention::Attention(const AttentionShape& shape, int block_tokens, size_t workspace_bytes)
+    : impl_(new Impl{shape, block_tokens, DeviceBuffer<char>(workspace_bytes),
+                     DeviceBuffer<char>(kIntWorkspaceBytes), {}, {}, 0, {}, {}}) {
+  VAMP_CHECK(shape.head_dim == 64 || shape.head_dim == 128 || shape.head_dim == 256,
+             "attention: head_dim {}", shape.head_dim);
+  for (int i = 0; i < kStepsInFlight; ++i) {
+    check(cudaMallocHost(&impl_->pinned[i], kIntWorkspaceBytes), "pinning attention's plan");
+    check(cudaEventCreateWithFlags(&impl_->copied[i], cudaEventDisableTiming), "cudaEventCreate");
+  }
+}
+
+Attention::~Attention() {
+  for (int i = 0; i < kStepsInFlight; ++i) {
+    cudaFreeHost(impl_->pinned[i]);
+    cudaEventDestroy(impl_->copied[i]);
+  }
+}
+
+void Attention::plan(const AttentionBatch& batch, bool graph, cudaStream_t stream) {
+  Impl& m = *impl_;
+  m.batch = batch;
+  if (batch.tokens == 0) return;
+  check(cudaEventSynchronize(m.copied[m.next]), "waiting for an earlier plan's copy");
+  const bool decode = batch.tokens == batch.sequences;
+  check(flashinfer::PrefillPlan<int32_t>(
+            m.floats.get(), m.floats.size(), m.ints.get(), m.pinned[m.next], kIntWorkspaceBytes, m.info,
+            const_cast<int32_t*>(batch.query_start_host), const_cast<int32_t*>(batch.block_start_host),
+            batch.tokens, batch.sequences, m.shape.num_heads, m.shape.kv_heads, m.shape.head_dim,
+            m.shape.head_dim, m.block_tokens, graph, sizeof(bf16), -1, -1, false, 0, decode ? 1 : 0,
+            stream),
+        "planning attention");
+  check(cudaEventRecord(m.copied[m.next], stream), "cudaEventRecord");
+  m.next = (m.next + 1) % kStepsInFlight;
+}
+
+void Attention::run(const bf16* q, int64_t q_stride, const KvCache& cache, int layer, float scale,
+                    bf16* out, cudaStream_t stream) {
+  const Impl& m = *impl_;
+  if (m.batch.tokens == 0) return;
+  const KvLayout& layout = cache.layout;
+  VAMP_CHECK(layout.dtype == DType::kBf16 && layout.block_tokens == m.block_tokens &&
+                 layout.kv_heads == m.shape.kv_heads && layout.head_dim == m.shape.head_dim,
+             "attention: the cache's layout is another");
+  flashinfer::paged_kv_t<bf16, int32_t> kv;
+  kv.page_size = flashinfer::uint_fastdiv(layout.block_tokens);
+  kv.num_heads = layout.kv_heads;
+  kv.head_dim = layout.head_dim;
+  kv.batch_size = m.batch.sequences;
+  kv.stride_page = kv.v_stride_page = static_cast<uint32_t>(layout.block_stride());
+  kv.stride_n = kv.v_stride_n = static_cast<uint32_t>(layout.token_stride());
+  kv.stride_h = kv.v_stride_h = static_cast<uint32_t>(layout.head_stride());
+  kv.k_data = static_cast<bf16*>(cache.arena) + layer * layout.layer_stride();
+  kv.v_data = kv.k_data + layout.v_offset();
+  kv.indices = const_cast<int32_t*>(m.batch.block_ids);
+  kv.indptr = const_cast<int32_t*>(m.batch.block_start);
+  kv.last_page_len = const_cast<int32_t*>(m.batch.last_block_tokens);
+
+  Params params(const_cast<bf16*>(q), kv, nullptr, const_cast<int32_t*>(m.batch.query_start), nullptr,
+                nullptr, out, nullptr, nullptr, m.shape.num_heads, static_cast<int32_t>(q_stride),
+                m.shape.head_dim, -1, 0.0f, scale, 1.0f, 1e4f);
+  const auto& info = m.info;
+  params.request_indices = m.int_at<int32_t>(info.request_indices_offset);
+  params.qo_tile_indices = m.int_at<int32_t>(info.qo_tile_indices_offset);
+  params.kv_tile_indices = m.int_at<int32_t>(info.kv_tile_indices_offset);
+  params.o_indptr = m.int_at<int32_t>(info.o_indptr_offset);
+  params.kv_chunk_size_ptr = m.int_at<int32_t>(info.kv_chunk_size_ptr_offset);
+  params.max_total_num_rows = static_cast<uint32_t>(info.total_num_rows);
+  params.padded_batch_size = static_cast<uint32_t>(info.padded_batch_size);
+  bf16* tmp_v = nullptr;
+  float* tmp_s = nullptr;
+  if (info.split_kv) {
+    params.merge_indptr = m.int_at<int32_t>(info.merge_indptr_offset);
+    tmp_v = reinterpret_cast<bf16*>(m.floats.get() + info.v_offset);
+    tmp_s = reinterpret_cast<float*>(m.floats.get() + info.s_offset);
+    if (info.enable_cuda_graph) params.block_valid_mask = m.int_at<bool>(info.block_valid_mask_offset);
+  }
+  if (info.enable_cuda_graph) params.total_num_rows = m.int_at<uint32_t>(info.total_num_rows_offset);
+  const int tile = static_cast<int>(info.cta_tile_q);
+  const cudaError_t status = m.shape.head_dim == 64    ? dispatch_tile<64>(tile, params, tmp_v, tmp_s, stream)
+                             : m.shape.head_dim == 128 ? dispatch_tile<128>(tile, params, tmp_v, tmp_s, stream)
+                                                       : dispatch_tile<256>(tile, params, tmp_v, tmp_s, stream);
+  check(status, "attention");
+}
+
+}  // namespace vamp::cuda

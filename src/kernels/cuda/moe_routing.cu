@@ -1,0 +1,206 @@
+#include "kernels/cuda/moe_routing.h"
+
+#include "kernels/cuda/cuda_check.h"
+#include "kernels/cuda/vec.cuh"
+
+namespace vamp::cuda {
+namespace {
+
+constexpr int kMaxTopK = 16;
+constexpr int kSlotsPerLane = kRoutingMaxExperts / 32;
+
+// One warp a token. Each lane holds every 32nd logit; a round finds the largest by (value, lower
+// expert) and takes it out.
+template <int kPerLane>
+__device__ void route_token(const float* logits, int E, int top_k, bool renormalise, int* experts,
+                            float* weights) {
+  const int lane = threadIdx.x % 32;
+  float value[kPerLane];
+  float most = -INFINITY;
+#pragma unroll
+  for (int i = 0; i < kPerLane; ++i) {
+    const int e = i * 32 + lane;
+    value[i] = e < E ? logits[e] : -INFINITY;
+    most = fmaxf(most, value[i]);
+  }
+  most = warp_max(most);
+  float sum = 0;
+#pragma unroll
+  for (int i = 0; i < kPerLane; ++i) {
+    value[i] = __expf(value[i] - most);
+    sum += value[i];
+  }
+  sum = warp_sum(sum);
+  float mine = 0, chosen_sum = 0;
+  int my_expert = 0;
+  for (int k = 0; k < top_k; ++k) {
+    float best = -1;
+    int best_expert = E;
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) {
+      if (value[i] > best && i * 32 + lane < E) {
+        best = value[i];
+        best_expert = i * 32 + lane;
+      }
+    }
+#pragma unroll
+    for (int offset = 16; offset > 0; offset >>= 1) {
+      const float other = __shfl_xor_sync(0xffffffffu, best, offset);
+      const int expert = __shfl_xor_sync(0xffffffffu, best_expert, offset);
+      if (other > best || (other == best && expert < best_expert)) {
+        best = other;
+        best_expert = expert;
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) {
+      if (i * 32 + lane == best_expert) value[i] = -2;
+    }
+    const float p = best / sum;
+    chosen_sum += p;
+    if (lane == k) {
+      mine = p;
+      my_expert = best_expert;
+    }
+  }
+  if (lane < top_k) {
+    experts[lane] = my_expert;
+    weights[lane] = renormalise ? mine / chosen_sum : mine;
+  }
+}
+
+__device__ void route_any(const float* logits, int E, int top_k, bool renormalise, int* experts,
+                          float* weights) {
+  if (E <= 64) return route_token<2>(logits, E, top_k, renormalise, experts, weights);
+  if (E <= 128) return route_token<4>(logits, E, top_k, renormalise, experts, weights);
+  if (E <= 512) return route_token<16>(logits, E, top_k, renormalise, experts, weights);
+  route_token<kSlotsPerLane>(logits, E, top_k, renormalise, experts, weights);
+}
+
+// Exclusive prefix sum of counts[0..E) into begin[0..E], and the list of the non-empty, by a whole
+// block of 1024 threads.
+__device__ void scan_experts(const int* counts, int E, const Routing& out) {
+  __shared__ int warp_tokens[32], warp_active[32];
+  const int e = threadIdx.x, lane = e % 32, warp = e / 32;
+  const int count = e < E ? counts[e] : 0;
+  int tokens = count, active = count > 0;
+#pragma unroll
+  for (int offset = 1; offset < 32; offset <<= 1) {
+    const int t = __shfl_up_sync(0xffffffffu, tokens, offset);
+    const int a = __shfl_up_sync(0xffffffffu, active, offset);
+    if (lane >= offset) {
+      tokens += t;
+      active += a;
+    }
+  }
+  if (lane == 31) {
+    warp_tokens[warp] = tokens;
+    warp_active[warp] = active;
+  }
+  __syncthreads();
+  for (int w = 0; w < warp; ++w) {
+    tokens += warp_tokens[w];
+    active += warp_active[w];
+  }
+  if (e < E) {
+    out.expert_start[e + 1] = tokens;
+    if (e == 0) out.expert_start[0] = 0;
+    if (count > 0) out.active_experts[active - 1] = e;
+    if (e == E - 1) *out.num_active = active;
+    if (out.expert_counts) out.expert_counts[e] += count;
+  }
+  __syncthreads();
+}
+
+constexpr int kSmallTokens = 64;  // at most that many are routed and sorted by one block
+constexpr int kBlock = 1024;
+
+__global__ void __launch_bounds__(kBlock)
+    route_small_kernel(const float* logits, Routing out, int T, int E, int top_k, bool renormalise) {
+  __shared__ int experts[kSmallTokens * kMaxTopK];
+  __shared__ float weights[kSmallTokens * kMaxTopK];
+  __shared__ int counts[kRoutingMaxExperts];
+  const int warp = threadIdx.x / 32;
+  if (threadIdx.x < kRoutingMaxExperts) counts[threadIdx.x] = 0;
+  for (int t = warp; t < T; t += kBlock / 32) {
+    route_any(logits + static_cast<size_t>(t) * E, E, top_k, renormalise, experts + t * top_k,
+              weights + t * top_k);
+  }
+  __syncthreads();
+  const int pair = threadIdx.x, pairs = T * top_k;
+  int rank = 0;
+  if (pair < pairs) {
+    const int mine = experts[pair];
+    out.experts[pair] = mine;
+    out.weights[pair] = weights[pair];
+    for (int other = 0; other < pair; ++other) rank += experts[other] == mine;
+    atomicAdd(&counts[mine], 1);
+  }
+  __syncthreads();
+  scan_experts(counts, E, out);
+  if (pair < pairs) out.pairs[out.expert_start[experts[pair]] + rank] = pair;
+}
+
+// Many tokens, three kernels: route; count and scan by one block; put every pair in its place. The
+// order within an expert is by pair, as for few tokens.
+
+__global__ void __launch_bounds__(256)
+    route_kernel(const float* logits, Routing out, int T, int E, int top_k, bool renormalise) {
+  const int t = blockIdx.x * 8 + threadIdx.x / 32;
+  if (t >= T) return;
+  route_any(logits + static_cast<size_t>(t) * E, E, top_k, renormalise,
+            out.experts + static_cast<size_t>(t) * top_k,
+            out.weights + static_cast<size_t>(t) * top_k);
+}
+
+__global__ void __launch_bounds__(kBlock) count_kernel(Routing out, int pairs, int E) {
+  __shared__ int counts[kRoutingMaxExperts];
+  counts[threadIdx.x] = 0;
+  __syncthreads();
+  for (int p = threadIdx.x; p < pairs; p += kBlock) atomicAdd(&counts[out.experts[p]], 1);
+  __syncthreads();
+  scan_experts(counts, E, out);
+}
+
+// One warp an expert: it reads all pairs in order and keeps its own, 32 at a time.
+__global__ void __launch_bounds__(256) place_kernel(Routing out, int pairs, int E) {
+  const int e = blockIdx.x * 8 + threadIdx.x / 32, lane = threadIdx.x % 32;
+  if (e >= E) return;
+  int next = out.expert_start[e];
+  const int end = out.expert_start[e + 1];
+  for (int first = 0; first < pairs && next < end; first += 32 * 8) {
+    int expert[8];
+#pragma unroll
+    for (int u = 0; u < 8; ++u) {
+      const int p = first + u * 32 + lane;
+      expert[u] = p < pairs ? out.experts[p] : -1;
+    }
+#pragma unroll
+    for (int u = 0; u < 8; ++u) {
+      const unsigned mask = __ballot_sync(0xffffffffu, expert[u] == e);
+      if (expert[u] == e)
+        out.pairs[next + __popc(mask & ((1u << lane) - 1))] = first + u * 32 + lane;
+      next += __popc(mask);
+    }
+  }
+}
+
+}  // namespace
+
+void route(const float* logits, const Routing& out, int T, int E, int top_k,
+                 bool renormalise, cudaStream_t stream) {
+  VAMP_CHECK(T >= 0 && T <= kRoutingMaxTokens && E >= 1 && E <= kRoutingMaxExperts && top_k >= 1 &&
+                 top_k <= kMaxTopK && top_k <= E,
+             "route: T={} E={} top_k={}", T, E, top_k);
+  const int num_pairs = T * top_k;
+  if (num_pairs <= kBlock && T <= kSmallTokens) {
+    route_small_kernel<<<1, kBlock, 0, stream>>>(logits, out, T, E, top_k, renormalise);
+  } else {
+    route_kernel<<<(T + 7) / 8, 256, 0, stream>>>(logits, out, T, E, top_k, renormalise);
+    count_kernel<<<1, kBlock, 0, stream>>>(out, num_pairs, E);
+    place_kernel<<<(E + 7) / 8, 256, 0, stream>>>(out, num_pairs, E);
+  }
+  check_launch("route");
+}
+
+}  // namespace vamp::cuda

@@ -1,0 +1,30 @@
+// The router: which experts each token takes, and the tokens of each expert.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "kernels/ops.h"
+
+namespace vamp::cuda {
+
+// Device arrays that route() fills: the backend-neutral lists, slots of a token by falling weight,
+// and which experts have work, so that a launch's blocks need not look for it.
+struct Routing : MoeRouting {
+  int32_t* active_experts = nullptr;  // [E] experts that have a token, ascending
+  int32_t* num_active = nullptr;      // [1]
+  uint32_t* expert_counts = nullptr;  // [E] running totals over steps, or null
+};
+
+// Most tokens that one call takes, and most experts.
+inline constexpr int kRoutingMaxTokens = 16384;
+inline constexpr int kRoutingMaxExperts = 1024;
+
+// softmax over the E logits of each token in f32, the top_k largest (ties: the lower expert), their
+// probabilities, divided by their sum when `renormalise`.
+//   logits [T, E] f32; top_k <= 16. Asynchronous, capturable; T may be 0.
+void route(const float* logits, const Routing& out, int T, int E, int top_k,
+                 bool renormalise, cudaStream_t stream);
+
+}  // namespace vamp::cuda

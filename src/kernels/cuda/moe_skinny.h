@@ -1,0 +1,25 @@
+// Experts' products for few tokens (decode): every activated expert's bytes are read once, and those
+// bytes are the whole cost.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_runtime_api.h>
+
+#include "kernels/cuda/moe_routing.h"
+
+namespace vamp::cuda {
+
+// activation[pair][i] = silu(gate) * up, of each (token, expert) pair that routing lists.
+//   x [tokens, H], activation [tokens * top_k, I], bf16; weights bf16; sums in f32. H a multiple of 8,
+//   I of 16.
+// A pair's result does not depend on the other pairs. Asynchronous, capturable.
+void moe_skinny_gate_up(const __nv_bfloat16* x, int tokens, const MoeShape& shape,
+                        const MoeWeights& weights, const Routing& routing,
+                        __nv_bfloat16* activation, cudaStream_t stream);
+
+// y[pair] = activation[pair] down[expert]ᵀ:  y [tokens * top_k, H] f32.
+void moe_skinny_down(const __nv_bfloat16* activation, int tokens, const MoeShape& shape,
+                     const MoeWeights& weights, const Routing& routing, float* y,
+                     cudaStream_t stream);
+
+}  // namespace vamp::cuda

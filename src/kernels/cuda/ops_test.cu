@@ -1,0 +1,436 @@
+// The CUDA ops against plain double-precision loops on the host. Without a GPU every test says so and
+// is skipped.
+#include <cuda_bf16.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <vector>
+
+#include "base/random.h"
+#include "kernels/cuda/device_buffer.h"
+#include "kernels/cuda/linear_skinny.h"
+#include "kernels/cuda/moe_routing.h"
+#include "kernels/cuda/attention.h"
+#include "kernels/cuda/moe_skinny.h"
+#include "kernels/cuda/norm.h"
+#include "kernels/cuda/qk_rope_kv.h"
+
+namespace vamp::cuda {
+namespace {
+
+using bf16 = __nv_bfloat16;
+
+bool has_gpu() {
+  int count = 0;
+  return cudaGetDeviceCount(&count) == cudaSuccess && count > 0;
+}
+#define SKIP_WITHOUT_GPU() \
+  if (!has_gpu()) GTEST_SKIP() << "no GPU"
+
+std::vector<bf16> random_bf16(Random& random, size_t count, double scale) {
+  std::vector<bf16> v(count);
+  for (bf16& x : v) x = __float2bfloat16(static_cast<float>(random.normal() * scale));
+  return v;
+}
+
+// bf16 keeps 8 bits: one rounding of the result is 2^-9 of it; the f32 sum's own error is far below.
+void expect_close(const std::vector<bf16>& got, const std::vector<double>& want, double scale) {
+  ASSERT_EQ(got.size(), want.size());
+  for (size_t i = 0; i < got.size(); ++i) {
+    const double g = __bfloat162float(got[i]);
+    ASSERT_NEAR(g, want[i], std::abs(want[i]) * 0x1p-8 + scale * 1e-5) << "at " << i;
+  }
+}
+
+struct LinearCase {
+  int T, N, K;
+};
+class LinearSkinny : public testing::TestWithParam<LinearCase> {};
+
+TEST_P(LinearSkinny, MatchesHost) {
+  SKIP_WITHOUT_GPU();
+  const auto [T, N, K] = GetParam();
+  Random random(static_cast<uint64_t>(T * 1000003 + N * 101 + K));
+  const auto x = random_bf16(random, static_cast<size_t>(T) * K, 1.0);
+  const auto w = random_bf16(random, static_cast<size_t>(N) * K, 1.0 / std::sqrt(K));
+  const auto bias = random_bf16(random, N, 1.0), old = random_bf16(random, static_cast<size_t>(T) * N, 1.0);
+  std::vector<double> want(static_cast<size_t>(T) * N), accumulated(want.size());
+  for (int t = 0; t < T; ++t) {
+    for (int n = 0; n < N; ++n) {
+      double sum = 0;
+      for (int k = 0; k < K; ++k)
+        sum += static_cast<double>(__bfloat162float(x[t * K + k])) *
+               __bfloat162float(w[static_cast<size_t>(n) * K + k]);
+      want[t * N + n] = sum + __bfloat162float(bias[n]);
+      accumulated[t * N + n] = sum + __bfloat162float(old[t * N + n]);
+    }
+  }
+  const DeviceBuffer<bf16> dx(x), dw(w), dbias(bias);
+  DeviceBuffer<bf16> y(static_cast<size_t>(T) * N), z(old);
+  check(cudaMemset(y.get(), 0xff, y.size() * 2), "poison");
+  linear_skinny(dx.get(), dw.get(), dbias.get(), y.get(), T, N, K, false, nullptr);
+  linear_skinny(dx.get(), dw.get(), nullptr, z.get(), T, N, K, true, nullptr);
+  expect_close(y.to_host(), want, 1.0);
+  expect_close(z.to_host(), accumulated, 1.0);
+
+  // A row alone gives the bits it gave among others.
+  const auto together = y.to_host();
+  DeviceBuffer<bf16> alone(N);
+  for (int t = 0; t < T; ++t) {
+    linear_skinny(dx.get() + static_cast<size_t>(t) * K, dw.get(), dbias.get(), alone.get(), 1, N, K,
+                  false, nullptr);
+    const auto row = alone.to_host();
+    for (int n = 0; n < N; ++n)
+      ASSERT_EQ(__bfloat162float(row[n]), __bfloat162float(together[t * N + n])) << t << " " << n;
+  }
+}
+INSTANTIATE_TEST_SUITE_P(Shapes, LinearSkinny,
+                         testing::Values(LinearCase{1, 32, 256}, LinearCase{1, 5120, 2048},
+                                         LinearCase{3, 100, 72}, LinearCase{8, 512, 2048},
+                                         LinearCase{9, 33, 4096}, LinearCase{16, 1000, 768},
+                                         LinearCase{5, 1, 8}));
+
+struct RoutingBuffers {
+  DeviceBuffer<int> experts, pairs, start, active, num_active;
+  DeviceBuffer<float> weights;
+  DeviceBuffer<uint32_t> counts;
+  RoutingBuffers(int T, int E, int top_k)
+      : experts(std::max(1, T * top_k)), pairs(std::max(1, T * top_k)), start(E + 1), active(E),
+        num_active(1), weights(std::max(1, T * top_k)), counts(E) {
+    check(cudaMemset(counts.get(), 0, counts.size() * 4), "clearing counts");
+  }
+  Routing view() const {
+    Routing r;
+    r.experts = experts.get();
+    r.weights = weights.get();
+    r.expert_start = start.get();
+    r.pairs = pairs.get();
+    r.active_experts = active.get();
+    r.num_active = num_active.get();
+    r.expert_counts = counts.get();
+    return r;
+  }
+};
+
+struct RouteCase {
+  int T, E, top_k;
+  bool renormalise, ties, one_expert;
+};
+class Route : public testing::TestWithParam<RouteCase> {};
+
+TEST_P(Route, MatchesHost) {
+  SKIP_WITHOUT_GPU();
+  const RouteCase c = GetParam();
+  Random random(static_cast<uint64_t>(c.T * 7919 + c.E));
+  std::vector<float> logits(static_cast<size_t>(c.T) * c.E);
+  for (size_t i = 0; i < logits.size(); ++i) {
+    logits[i] = c.ties ? static_cast<float>(random.below(4)) : static_cast<float>(random.normal() * 2);
+    if (c.one_expert) logits[i] = i % c.E == static_cast<size_t>(c.E - 1) ? 20.0f : logits[i];
+  }
+  const DeviceBuffer<float> device_logits(logits);
+  RoutingBuffers buffers(c.T, c.E, c.top_k);
+  for (int repeat = 0; repeat < 2; ++repeat)
+    route(device_logits.get(), buffers.view(), c.T, c.E, c.top_k, c.renormalise, nullptr);
+  const auto experts = buffers.experts.to_host(), pairs = buffers.pairs.to_host(),
+             start = buffers.start.to_host(), active = buffers.active.to_host();
+  const auto weights = buffers.weights.to_host();
+  const auto counts = buffers.counts.to_host();
+  std::vector<std::vector<int>> by_expert(c.E);
+  for (int t = 0; t < c.T; ++t) {
+    const float* row = &logits[static_cast<size_t>(t) * c.E];
+    std::vector<int> order(c.E);
+    std::iota(order.begin(), order.end(), 0);
+    std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return row[a] > row[b]; });
+    double all = 0, chosen = 0;
+    for (int e = 0; e < c.E; ++e) all += std::exp(static_cast<double>(row[e]) - row[order[0]]);
+    for (int k = 0; k < c.top_k; ++k) chosen += std::exp(static_cast<double>(row[order[k]]) - row[order[0]]);
+    for (int k = 0; k < c.top_k; ++k) {
+      const int pair = t * c.top_k + k;
+      ASSERT_EQ(experts[pair], order[k]) << "token " << t << " slot " << k;
+      const double p = std::exp(static_cast<double>(row[order[k]]) - row[order[0]]) /
+                       (c.renormalise ? chosen : all);
+      ASSERT_NEAR(weights[pair], p, p * 1e-5);
+      by_expert[order[k]].push_back(pair);
+    }
+  }
+  std::vector<int> want_active;
+  int at = 0;
+  for (int e = 0; e < c.E; ++e) {
+    ASSERT_EQ(start[e], at);
+    for (int pair : by_expert[e]) ASSERT_EQ(pairs[at++], pair);
+    if (!by_expert[e].empty()) want_active.push_back(e);
+    ASSERT_EQ(counts[e], 2 * by_expert[e].size()) << "counts add up over calls";
+  }
+  ASSERT_EQ(start[c.E], at);
+  ASSERT_EQ(buffers.num_active.to_host()[0], static_cast<int>(want_active.size()));
+  ASSERT_TRUE(std::equal(want_active.begin(), want_active.end(), active.begin()));
+}
+INSTANTIATE_TEST_SUITE_P(Shapes, Route,
+                         testing::Values(RouteCase{0, 8, 2, true, false, false},
+                                         RouteCase{1, 128, 8, true, false, false},
+                                         RouteCase{64, 128, 8, true, false, false},
+                                         RouteCase{65, 128, 8, false, false, false},
+                                         RouteCase{48, 512, 10, true, false, false},
+                                         RouteCase{1000, 512, 10, true, false, false},
+                                         RouteCase{33, 8, 2, true, true, false},
+                                         RouteCase{300, 60, 4, true, true, false},
+                                         RouteCase{40, 16, 4, true, false, true}));
+
+struct MoeCase {
+  int T, E, top_k, H, I;
+  bool one_expert;
+};
+class MoeSkinny : public testing::TestWithParam<MoeCase> {};
+
+TEST_P(MoeSkinny, MatchesHost) {
+  SKIP_WITHOUT_GPU();
+  const MoeCase c = GetParam();
+  Random random(static_cast<uint64_t>(c.T * 31 + c.E));
+  const auto x = random_bf16(random, static_cast<size_t>(c.T) * c.H, 1.0);
+  const auto gate_up = random_bf16(random, static_cast<size_t>(c.E) * 2 * c.I * c.H, 1.0 / std::sqrt(c.H));
+  const auto down = random_bf16(random, static_cast<size_t>(c.E) * c.H * c.I, 1.0 / std::sqrt(c.I));
+  const auto residual = random_bf16(random, static_cast<size_t>(c.T) * c.H, 1.0);
+  std::vector<float> logits(static_cast<size_t>(c.T) * c.E);
+  for (size_t i = 0; i < logits.size(); ++i)
+    logits[i] = c.one_expert && i % c.E < static_cast<size_t>(c.top_k) ? 9.0f : static_cast<float>(random.normal());
+  const DeviceBuffer<bf16> dx(x), dgu(gate_up), dd(down);
+  DeviceBuffer<bf16> dresidual(residual), activation(static_cast<size_t>(c.T) * c.top_k * c.I);
+  DeviceBuffer<float> y(static_cast<size_t>(c.T) * c.top_k * c.H);
+  const DeviceBuffer<float> dlogits(logits);
+  RoutingBuffers buffers(c.T, c.E, c.top_k);
+  const Routing routing = buffers.view();
+  const MoeShape shape{c.E, c.top_k, c.H, c.I};
+  const MoeWeights weights{dgu.get(), dd.get(), static_cast<size_t>(c.I) * c.H * 4,
+                           static_cast<size_t>(c.I) * c.H * 2, DType::kBf16};
+  check(cudaMemset(activation.get(), 0xff, activation.size() * 2), "poison");
+  check(cudaMemset(y.get(), 0xff, y.size() * 4), "poison");
+  route(dlogits.get(), routing, c.T, c.E, c.top_k, true, nullptr);
+  moe_skinny_gate_up(dx.get(), c.T, shape, weights, routing, activation.get(), nullptr);
+  moe_skinny_down(activation.get(), c.T, shape, weights, routing, y.get(), nullptr);
+  moe_combine_rms_norm(y.get(), c.T, shape, routing, dresidual.get(), {}, nullptr, nullptr);
+  const auto experts = buffers.experts.to_host();
+  const auto w = buffers.weights.to_host();
+  const auto act = activation.to_host();
+  std::vector<double> want(residual.size());
+  for (int t = 0; t < c.T; ++t) {
+    for (int h = 0; h < c.H; ++h) want[t * c.H + h] = __bfloat162float(residual[t * c.H + h]);
+    for (int k = 0; k < c.top_k; ++k) {
+      const int pair = t * c.top_k + k;
+      const bf16* gu = &gate_up[static_cast<size_t>(experts[pair]) * 2 * c.I * c.H];
+      std::vector<double> a(c.I);
+      for (int i = 0; i < c.I; ++i) {
+        double g = 0, u = 0;
+        for (int h = 0; h < c.H; ++h) {
+          const double v = __bfloat162float(x[t * c.H + h]);
+          g += v * __bfloat162float(gu[static_cast<size_t>(i) * c.H + h]);
+          u += v * __bfloat162float(gu[static_cast<size_t>(i + c.I) * c.H + h]);
+        }
+        a[i] = g / (1 + std::exp(-g)) * u;
+        const double got = __bfloat162float(act[static_cast<size_t>(pair) * c.I + i]);
+        ASSERT_NEAR(got, a[i], std::abs(a[i]) * 0x1p-7 + 1e-4) << "pair " << pair << " i " << i;
+        a[i] = got;  // the product below is checked on its own
+      }
+      const bf16* d = &down[static_cast<size_t>(experts[pair]) * c.H * c.I];
+      for (int h = 0; h < c.H; ++h) {
+        double sum = 0;
+        for (int i = 0; i < c.I; ++i) sum += a[i] * __bfloat162float(d[static_cast<size_t>(h) * c.I + i]);
+        want[t * c.H + h] += w[pair] * sum;
+      }
+    }
+  }
+  expect_close(dresidual.to_host(), want, 1.0);
+}
+INSTANTIATE_TEST_SUITE_P(Shapes, MoeSkinny,
+                         testing::Values(MoeCase{1, 16, 4, 256, 64, false},
+                                         MoeCase{1, 8, 8, 2048, 768, false},
+                                         MoeCase{8, 32, 4, 512, 96, false},
+                                         MoeCase{20, 16, 2, 72, 48, true},
+                                         MoeCase{64, 16, 4, 128, 32, false}));
+
+struct NormCase {
+  int rows, cols;
+  bool delta, one_plus;
+};
+class AddRmsNorm : public testing::TestWithParam<NormCase> {};
+
+TEST_P(AddRmsNorm, MatchesHost) {
+  SKIP_WITHOUT_GPU();
+  const NormCase c = GetParam();
+  Random random(static_cast<uint64_t>(c.cols));
+  const size_t count = static_cast<size_t>(c.rows) * c.cols;
+  const auto delta = random_bf16(random, count, 1.0), residual = random_bf16(random, count, 2.0);
+  std::vector<float> weight(c.cols);
+  for (float& w : weight) w = static_cast<float>(random.normal());
+  std::vector<double> want_residual(count), want(count);
+  for (int r = 0; r < c.rows; ++r) {
+    double squares = 0;
+    for (int i = 0; i < c.cols; ++i) {
+      const size_t at = static_cast<size_t>(r) * c.cols + i;
+      const float sum = __bfloat162float(residual[at]) + (c.delta ? __bfloat162float(delta[at]) : 0.0f);
+      want_residual[at] = __bfloat162float(__float2bfloat16(sum));
+      squares += want_residual[at] * want_residual[at];
+    }
+    const double scale = 1 / std::sqrt(squares / c.cols + 1e-6);
+    for (int i = 0; i < c.cols; ++i) {
+      const size_t at = static_cast<size_t>(r) * c.cols + i;
+      want[at] = want_residual[at] * scale * (c.one_plus ? 1.0 + weight[i] : weight[i]);
+    }
+  }
+  const DeviceBuffer<bf16> ddelta(delta);
+  const DeviceBuffer<float> dweight(weight);
+  DeviceBuffer<bf16> dresidual(residual), out(count);
+  check(cudaMemset(out.get(), 0xff, count * 2), "poison");
+  add_rms_norm(c.delta ? ddelta.get() : nullptr, dresidual.get(), c.rows, c.cols,
+               {dweight.get(), 1e-6f, c.one_plus}, out.get(), nullptr);
+  expect_close(dresidual.to_host(), want_residual, 1e-9);
+  expect_close(out.to_host(), want, 1.0);
+}
+INSTANTIATE_TEST_SUITE_P(Shapes, AddRmsNorm,
+                         testing::Values(NormCase{1, 2048, true, false}, NormCase{5, 2048, false, true},
+                                         NormCase{3, 72, true, false}, NormCase{2, 8192, true, true}));
+
+struct AttentionCase {
+  int heads, kv_heads, head_dim, rotary_dim, block_tokens;
+  std::vector<std::pair<int, int>> sequences;  // (context before, new tokens)
+  bool norm;
+};
+class AttentionPath : public testing::TestWithParam<AttentionCase> {};
+
+// From the projection's output to attention's: rotate, write, attend, all against double loops over the
+// tokens' own history.
+TEST_P(AttentionPath, MatchesHost) {
+  SKIP_WITHOUT_GPU();
+  const AttentionCase c = GetParam();
+  Random random(static_cast<uint64_t>(c.heads * 7 + c.head_dim));
+  const int D = c.head_dim, width = (c.heads + 2 * c.kv_heads) * D, layers = 2, layer = 1;
+  KvCache cache{nullptr, {layers, c.kv_heads, D, c.block_tokens, DType::kBf16}};
+  std::vector<int> query_start{0}, block_start{0}, ids, last, slots, positions;
+  int blocks = 0;
+  for (auto [before, fresh] : c.sequences) blocks += (before + fresh + c.block_tokens - 1) / c.block_tokens;
+  std::vector<int> shuffled(blocks);
+  std::iota(shuffled.begin(), shuffled.end(), 0);
+  for (int i = blocks - 1; i > 0; --i) std::swap(shuffled[i], shuffled[random.below(i + 1)]);
+  for (auto [before, fresh] : c.sequences) {
+    const int total = before + fresh, count = (total + c.block_tokens - 1) / c.block_tokens;
+    const int first = static_cast<int>(ids.size());
+    for (int b = 0; b < count; ++b) ids.push_back(shuffled[first + b]);
+    for (int p = before; p < total; ++p) {
+      positions.push_back(p);
+      slots.push_back(ids[first + p / c.block_tokens] * c.block_tokens + p % c.block_tokens);
+    }
+    query_start.push_back(query_start.back() + fresh);
+    block_start.push_back(static_cast<int>(ids.size()));
+    last.push_back((total - 1) % c.block_tokens + 1);
+  }
+  const int tokens = query_start.back();
+  const auto qkv = random_bf16(random, static_cast<size_t>(tokens) * width, 1.0);
+  auto arena = random_bf16(random, cache.layout.block_stride() * static_cast<size_t>(blocks), 1.0);
+  std::vector<float> cos_sin(static_cast<size_t>(tokens) * c.rotary_dim), weight(D);
+  const int half = c.rotary_dim / 2;
+  for (int t = 0; t < tokens; ++t) {
+    for (int i = 0; i < half; ++i) {
+      const double angle = positions[t] * std::pow(10000.0, -2.0 * i / c.rotary_dim);
+      cos_sin[t * c.rotary_dim + i] = static_cast<float>(std::cos(angle));
+      cos_sin[t * c.rotary_dim + half + i] = static_cast<float>(std::sin(angle));
+    }
+  }
+  for (float& w : weight) w = static_cast<float>(1 + 0.1 * random.normal());
+
+  // Host: rotated q, and k and v as they must then lie in the cache.
+  std::vector<double> q(static_cast<size_t>(tokens) * c.heads * D);
+  const auto place = [&](int slot, int head, bool value) {
+    return slot / c.block_tokens * cache.layout.block_stride() + (value ? cache.layout.v_offset() : 0) +
+           cache.layout.k_offset(layer, head, slot % c.block_tokens);
+  };
+  for (int t = 0; t < tokens; ++t) {
+    for (int h = 0; h < c.heads + 2 * c.kv_heads; ++h) {
+      std::vector<double> x(D);
+      for (int d = 0; d < D; ++d) x[d] = __bfloat162float(qkv[static_cast<size_t>(t) * width + h * D + d]);
+      if (h < c.heads + c.kv_heads) {
+        double squares = 0;
+        for (double v : x) squares += v * v;
+        if (c.norm)
+          for (int d = 0; d < D; ++d) x[d] *= weight[d] / std::sqrt(squares / D + 1e-6);
+        const std::vector<double> old = x;
+        for (int i = 0; i < half; ++i) {
+          const double cosine = cos_sin[t * c.rotary_dim + i], sine = cos_sin[t * c.rotary_dim + half + i];
+          x[i] = old[i] * cosine - old[i + half] * sine;
+          x[i + half] = old[i + half] * cosine + old[i] * sine;
+        }
+      }
+      for (int d = 0; d < D; ++d) {
+        const bf16 rounded = __float2bfloat16(static_cast<float>(x[d]));
+        if (h < c.heads) {
+          q[(static_cast<size_t>(t) * c.heads + h) * D + d] = __bfloat162float(rounded);
+        } else {
+          const bool value = h >= c.heads + c.kv_heads;
+          arena[place(slots[t], (h - c.heads) % c.kv_heads, value) + d] = rounded;
+        }
+      }
+    }
+  }
+  // Device: the same, from an arena whose new places still hold noise.
+  auto before = arena;
+  for (int t = 0; t < tokens; ++t)
+    for (int h = 0; h < c.kv_heads; ++h)
+      for (int d = 0; d < D; ++d)
+        before[place(slots[t], h, false) + d] = before[place(slots[t], h, true) + d] = __float2bfloat16(77.0f);
+  DeviceBuffer<bf16> darena(before), dqkv(qkv), out(static_cast<size_t>(tokens) * c.heads * D);
+  cache.arena = darena.get();
+  const DeviceBuffer<float> dcos_sin(cos_sin), dweight(weight);
+  const DeviceBuffer<int> dslots(slots), dquery_start(query_start), dblock_start(block_start), dids(ids), dlast(last);
+  const NormWeight norm = c.norm ? NormWeight{dweight.get(), 1e-6f, false} : NormWeight{};
+  qk_norm_rope_write_kv(dqkv.get(), tokens, {c.heads, c.kv_heads, D, c.rotary_dim}, norm, norm,
+                        dcos_sin.get(), cache, layer, dslots.get(), nullptr);
+  const auto written = darena.to_host();
+  for (size_t i = 0; i < arena.size(); ++i)
+    ASSERT_NEAR(__bfloat162float(written[i]), __bfloat162float(arena[i]), std::abs(__bfloat162float(arena[i])) * 0x1p-7 + 1e-5) << i;
+
+  Attention attention({c.heads, c.kv_heads, D}, c.block_tokens, size_t{64} << 20);
+  const AttentionBatch batch{static_cast<int>(c.sequences.size()), tokens, query_start.data(), block_start.data(),
+                             dquery_start.get(), dblock_start.get(), dids.get(), dlast.get()};
+  const float scale = 1.0f / std::sqrt(static_cast<float>(D));
+  for (bool graph : {false, true}) {
+    check(cudaMemset(out.get(), 0xff, out.size() * 2), "poison");
+    attention.plan(batch, graph, nullptr);
+    attention.run(dqkv.get(), width, cache, layer, scale, out.get(), nullptr);
+    const auto got = out.to_host();
+    for (size_t s = 0; s < c.sequences.size(); ++s) {
+      for (int t = query_start[s]; t < query_start[s + 1]; ++t) {
+        for (int h = 0; h < c.heads; ++h) {
+          const int kv_head = h / (c.heads / c.kv_heads), context = positions[t] + 1;
+          std::vector<double> p(context), want(D);
+          double most = -1e30, sum = 0;
+          for (int j = 0; j < context; ++j) {
+            const int slot = ids[block_start[s] + j / c.block_tokens] * c.block_tokens + j % c.block_tokens;
+            double dot = 0;
+            for (int d = 0; d < D; ++d)
+              dot += q[(static_cast<size_t>(t) * c.heads + h) * D + d] * __bfloat162float(arena[place(slot, kv_head, false) + d]);
+            p[j] = dot * scale;
+            most = std::max(most, p[j]);
+          }
+          for (int j = 0; j < context; ++j) sum += p[j] = std::exp(p[j] - most);
+          for (int j = 0; j < context; ++j) {
+            const int slot = ids[block_start[s] + j / c.block_tokens] * c.block_tokens + j % c.block_tokens;
+            for (int d = 0; d < D; ++d) want[d] += p[j] / sum * __bfloat162float(arena[place(slot, kv_head, true) + d]);
+          }
+          // P is rounded to bf16 before it meets V: 2^-9 of values of about 1, averaged.
+          for (int d = 0; d < D; ++d)
+            ASSERT_NEAR(__bfloat162float(got[(static_cast<size_t>(t) * c.heads + h) * D + d]), want[d], 0.02)
+                << "sequence " << s << " token " << t << " head " << h << " dim " << d << " graph " << graph;
+        }
+      }
+    }
+  }
+}
+INSTANTIATE_TEST_SUITE_P(
+    Shapes, AttentionPath,
+    testing::Values(AttentionCase{32, 4, 128, 128, 16, {{300, 1}, {0, 1}, {1000, 1}, {15, 1}, {16, 1}}, true},
+                    AttentionCase{32, 8, 128, 128, 16, {{0, 70}, {33, 1}, {100, 40}}, false},
+                    AttentionCase{16, 2, 256, 64, 16, {{200, 1}, {64, 30}}, true},
+                    AttentionCase{8, 2, 64, 64, 32, {{500, 1}, {0, 129}}, false}));
+
+}  // namespace
+}  // namespace vamp::cuda
