@@ -66,18 +66,20 @@ class Bench {
     DeviceBuffer<float> logits(static_cast<size_t>(kMaxRows) * shape.experts * layers_);
     fill_normal_f32(logits.get(), logits.size(), 1.0f, 5);
     const int pairs = kMaxRows * shape.top_k;
-    DeviceBuffer<int> lists(static_cast<size_t>(layers_) * (2 * pairs + 2 * shape.experts + 2));
+    const size_t ints = 2 * pairs + shape.experts + 2;
+    DeviceBuffer<int> lists(layers_ * ints);
+    DeviceBuffer<WorkItem> work(static_cast<size_t>(layers_) * max_work_items(kMaxRows, shape));
     DeviceBuffer<float> weights(static_cast<size_t>(layers_) * pairs);
     DeviceBuffer<bf16> activation(static_cast<size_t>(pairs) * shape.intermediate);
     DeviceBuffer<float> out(static_cast<size_t>(pairs) * shape.hidden);
     std::vector<Routing> routing(layers_);
     for (int l = 0; l < layers_; ++l) {
       Routing& r = routing[l];
-      r.experts = lists.get() + static_cast<size_t>(l) * (2 * pairs + 2 * shape.experts + 2);
+      r.experts = lists.get() + l * ints;
       r.pairs = r.experts + pairs;
       r.expert_start = r.pairs + pairs;
-      r.active_experts = r.expert_start + shape.experts + 1;
-      r.num_active = r.active_experts + shape.experts;
+      r.num_work = r.expert_start + shape.experts + 1;
+      r.work = work.get() + static_cast<size_t>(l) * max_work_items(kMaxRows, shape);
       r.weights = weights.get() + static_cast<size_t>(l) * pairs;
     }
     for (int rows : {1, 2, 4, 8, 16, 32, 64, 128}) {
@@ -92,9 +94,9 @@ class Bench {
       });
       double active = 0;
       for (int l = 0; l < layers_; ++l) {
-        int n = 0;
-        check(cudaMemcpy(&n, routing[l].num_active, 4, cudaMemcpyDeviceToHost), "copy");
-        active += n;
+        std::vector<int> start(shape.experts + 1);
+        check(cudaMemcpy(start.data(), routing[l].expert_start, start.size() * 4, cudaMemcpyDeviceToHost), "copy");
+        for (int e = 0; e < shape.experts; ++e) active += start[e + 1] > start[e];
       }
       active /= layers_;
       const auto layer_weights = [&](int l) {

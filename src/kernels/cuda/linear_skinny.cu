@@ -1,49 +1,80 @@
 #include "kernels/cuda/linear_skinny.h"
 
+#include <algorithm>
+
 #include "kernels/cuda/cuda_check.h"
 #include "kernels/cuda/skinny_gemm.cuh"
 
 namespace vamp::cuda {
+
+int skinny::grid_size(int tiles) {
+  int device = 0, sms = 0;
+  check(cudaGetDevice(&device), "cudaGetDevice");
+  check(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device), "device attributes");
+  return std::max(1, std::min(tiles, sms * kBlocksPerSm));
+}
+
 namespace {
 
-template <int kColumnSets, typename Out>
-__global__ void __launch_bounds__(skinny::kThreads)
-    linear_kernel(const __nv_bfloat16* __restrict__ x, const __nv_bfloat16* __restrict__ w,
-                  const __nv_bfloat16* __restrict__ bias, Out* __restrict__ y, int T, int N, int K,
-                  bool accumulate) {
-  __shared__ skinny::Shared<kColumnSets> shared;
-  const int group = threadIdx.x % 32 / 4, first = blockIdx.x * skinny::kTileRows;
-  const __nv_bfloat16* rows[4];
-#pragma unroll
-  for (int r = 0; r < 4; ++r) {
-    const int n = first + group + 8 * r;
-    rows[r] = n < N ? w + static_cast<size_t>(n) * K : nullptr;
+constexpr int kRowTiles = 1;  // fine grains: matrices here may have few rows
+using Shared = skinny::Shared<kRowTiles>;
+using Partial = float[skinny::kWarps][skinny::kTokens][Shared::kRows];
+
+template <typename Out>
+struct LinearTiles {
+  const __nv_bfloat16 *x, *w, *bias;
+  Out* y;
+  int T, N, K;
+  bool accumulate;
+
+  struct Cursor {
+    bool started = false;
+  };
+  __device__ const void* any() const { return w; }
+  __device__ const __nv_bfloat16* row(Cursor&, int tile, int r) const {
+    const int n = tile * Shared::kRows + r;
+    return n < N ? w + static_cast<size_t>(n) * K : nullptr;
   }
-  const __nv_bfloat16* columns[kColumnSets];
-#pragma unroll
-  for (int s = 0; s < kColumnSets; ++s) {
-    const int t = 8 * s + group;
-    columns[s] = t < T ? x + static_cast<size_t>(t) * K : nullptr;
+  __device__ bool tokens(Cursor& cursor, int, int group, const __nv_bfloat16*& x0,
+                         const __nv_bfloat16*& x1) const {
+    if (cursor.started) return false;
+    cursor.started = true;
+    x0 = group < T ? x + static_cast<size_t>(group) * K : nullptr;
+    x1 = group + 8 < T ? x + static_cast<size_t>(group + 8) * K : nullptr;
+    return true;
   }
-  skinny::accumulate<kColumnSets>(rows, columns, K, shared);
-  for (int i = threadIdx.x; i < T * skinny::kTileRows; i += skinny::kThreads) {
-    const int t = i / skinny::kTileRows, row = i % skinny::kTileRows, n = first + row;
-    if (n >= N) continue;
-    float sum = skinny::total<kColumnSets>(shared, t, row);
+  __device__ void finish(const Cursor&, int tile, const Partial& partial) const {
+    const int t = threadIdx.x / Shared::kRows, r = threadIdx.x % Shared::kRows;
+    const int n = tile * Shared::kRows + r;
+    if (t >= T || n >= N) return;
+    float sum = skinny::total(partial, t, r);
     if (bias) sum += __bfloat162float(bias[n]);
     Out& out = y[static_cast<size_t>(t) * N + n];
     if (accumulate) sum += static_cast<float>(out);
     out = static_cast<Out>(sum);
   }
+};
+
+template <int kHalves, int kSteps, typename Out>
+__global__ void __launch_bounds__(skinny::kThreads, skinny::kBlocksPerSm)
+    linear_kernel(LinearTiles<Out> tiles, int num_tiles) {
+  extern __shared__ __align__(16) char memory[];
+  skinny::run<kRowTiles, kHalves, kSteps>(tiles, skinny::first_tile(num_tiles, blockIdx.x),
+                                          skinny::first_tile(num_tiles, blockIdx.x + 1), tiles.K,
+                                          *reinterpret_cast<Shared*>(memory));
 }
 
 template <typename Out>
-void launch(const __nv_bfloat16* x, const __nv_bfloat16* w, const __nv_bfloat16* bias, Out* y, int T,
-            int N, int K, bool accumulate, cudaStream_t stream) {
-  VAMP_CHECK(T >= 1 && T <= kSkinnyMaxRows && K % 8 == 0, "linear_skinny: T={} N={} K={}", T, N, K);
-  const int blocks = (N + skinny::kTileRows - 1) / skinny::kTileRows;
-  const auto kernel = T <= 8 ? linear_kernel<1, Out> : linear_kernel<2, Out>;
-  kernel<<<blocks, skinny::kThreads, 0, stream>>>(x, w, bias, y, T, N, K, accumulate);
+void launch(const LinearTiles<Out>& tiles, cudaStream_t stream) {
+  VAMP_CHECK(tiles.T >= 1 && tiles.T <= kSkinnyMaxRows && tiles.K % 8 == 0,
+             "linear_skinny: T={} N={} K={}", tiles.T, tiles.N, tiles.K);
+  const int num_tiles = (tiles.N + Shared::kRows - 1) / Shared::kRows;
+  skinny::with_shape(tiles.T, tiles.K, [&](auto halves, auto steps) {
+    const auto kernel = linear_kernel<halves.value, steps.value, Out>;
+    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Shared)),
+          "linear_skinny's shared memory");
+    kernel<<<skinny::grid_size(num_tiles), skinny::kThreads, sizeof(Shared), stream>>>(tiles, num_tiles);
+  });
   check_launch("linear_skinny");
 }
 
@@ -51,12 +82,12 @@ void launch(const __nv_bfloat16* x, const __nv_bfloat16* w, const __nv_bfloat16*
 
 void linear_skinny(const __nv_bfloat16* x, const __nv_bfloat16* w, const __nv_bfloat16* bias,
                    __nv_bfloat16* y, int T, int N, int K, bool accumulate, cudaStream_t stream) {
-  launch(x, w, bias, y, T, N, K, accumulate, stream);
+  launch(LinearTiles<__nv_bfloat16>{x, w, bias, y, T, N, K, accumulate}, stream);
 }
 
 void linear_skinny_f32(const __nv_bfloat16* x, const __nv_bfloat16* w, float* y, int T, int N, int K,
                        cudaStream_t stream) {
-  launch(x, w, nullptr, y, T, N, K, false, stream);
+  launch(LinearTiles<float>{x, w, nullptr, y, T, N, K, false}, stream);
 }
 
 }  // namespace vamp::cuda

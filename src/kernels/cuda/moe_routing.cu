@@ -77,13 +77,13 @@ __device__ void route_any(const float* logits, int E, int top_k, bool renormalis
   route_token<kSlotsPerLane>(logits, E, top_k, renormalise, experts, weights);
 }
 
-// Exclusive prefix sum of counts[0..E) into begin[0..E], and the list of the non-empty, by a whole
-// block of 1024 threads.
+// Prefix sums of counts[0..E) over experts, and the work items, by a whole block of 1024 threads.
 __device__ void scan_experts(const int* counts, int E, const Routing& out) {
   __shared__ int warp_tokens[32], warp_active[32];
   const int e = threadIdx.x, lane = e % 32, warp = e / 32;
   const int count = e < E ? counts[e] : 0;
-  int tokens = count, active = count > 0;
+  const int items = (count + kRoutingWorkTokens - 1) / kRoutingWorkTokens;
+  int tokens = count, active = items;
 #pragma unroll
   for (int offset = 1; offset < 32; offset <<= 1) {
     const int t = __shfl_up_sync(0xffffffffu, tokens, offset);
@@ -105,40 +105,55 @@ __device__ void scan_experts(const int* counts, int E, const Routing& out) {
   if (e < E) {
     out.expert_start[e + 1] = tokens;
     if (e == 0) out.expert_start[0] = 0;
-    if (count > 0) out.active_experts[active - 1] = e;
-    if (e == E - 1) *out.num_active = active;
+    for (int i = 0; i < items; ++i) {
+      out.work[active - items + i] = {e, tokens - count + i * kRoutingWorkTokens,
+                                      min(kRoutingWorkTokens, count - i * kRoutingWorkTokens)};
+    }
+    if (e == E - 1) *out.num_work = active;
     if (out.expert_counts) out.expert_counts[e] += count;
   }
   __syncthreads();
 }
 
-constexpr int kSmallTokens = 64;  // at most that many are routed and sorted by one block
 constexpr int kBlock = 1024;
+constexpr int kSmallTokens = 64;    // at most that many are routed and sorted by one block,
+constexpr int kSmallExperts = 512;  // of at most that many experts
 
+template <int kPerLane>
 __global__ void __launch_bounds__(kBlock)
-    route_small_kernel(const float* logits, Routing out, int T, int E, int top_k, bool renormalise) {
-  __shared__ int experts[kSmallTokens * kMaxTopK];
-  __shared__ float weights[kSmallTokens * kMaxTopK];
-  __shared__ int counts[kRoutingMaxExperts];
-  const int warp = threadIdx.x / 32;
-  if (threadIdx.x < kRoutingMaxExperts) counts[threadIdx.x] = 0;
-  for (int t = warp; t < T; t += kBlock / 32) {
-    route_any(logits + static_cast<size_t>(t) * E, E, top_k, renormalise, experts + t * top_k,
-              weights + t * top_k);
+    route_small_kernel(const float* __restrict__ logits, Routing out, int T, int E, int top_k,
+                       bool renormalise) {
+  constexpr int kWarps = kBlock / 32, kExperts = kPerLane * 32;
+  __shared__ int experts[kBlock];
+  __shared__ int counts[kBlock];
+  __shared__ uint16_t warp_count[kWarps][kExperts];  // pairs of a warp by expert, then their prefix
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  for (int i = threadIdx.x; i < kWarps * kExperts; i += kBlock) (&warp_count[0][0])[i] = 0;
+  for (int t = warp; t < T; t += kWarps) {
+    route_token<kPerLane>(logits + static_cast<size_t>(t) * E, E, top_k, renormalise,
+                          experts + t * top_k, out.weights + t * top_k);
   }
   __syncthreads();
-  const int pair = threadIdx.x, pairs = T * top_k;
-  int rank = 0;
-  if (pair < pairs) {
-    const int mine = experts[pair];
-    out.experts[pair] = mine;
-    out.weights[pair] = weights[pair];
-    for (int other = 0; other < pair; ++other) rank += experts[other] == mine;
-    atomicAdd(&counts[mine], 1);
+  const int pair = threadIdx.x, mine = pair < T * top_k ? experts[pair] : -1;
+  const unsigned same = __match_any_sync(0xffffffffu, mine);
+  const int rank = __popc(same & ((1u << lane) - 1));
+  if (mine >= 0 && rank == 0) warp_count[warp][mine] = static_cast<uint16_t>(__popc(same));
+  __syncthreads();
+  int count = 0;
+  if (threadIdx.x < kExperts) {
+    for (int w = 0; w < kWarps; ++w) {
+      const int here = warp_count[w][threadIdx.x];
+      warp_count[w][threadIdx.x] = static_cast<uint16_t>(count);
+      count += here;
+    }
   }
+  counts[threadIdx.x] = count;
   __syncthreads();
   scan_experts(counts, E, out);
-  if (pair < pairs) out.pairs[out.expert_start[experts[pair]] + rank] = pair;
+  if (mine >= 0) {
+    out.experts[pair] = mine;
+    out.pairs[out.expert_start[mine] + warp_count[warp][mine] + rank] = pair;
+  }
 }
 
 // Many tokens, three kernels: route; count and scan by one block; put every pair in its place. The
@@ -193,8 +208,12 @@ void route(const float* logits, const Routing& out, int T, int E, int top_k,
                  top_k <= kMaxTopK && top_k <= E,
              "route: T={} E={} top_k={}", T, E, top_k);
   const int num_pairs = T * top_k;
-  if (num_pairs <= kBlock && T <= kSmallTokens) {
-    route_small_kernel<<<1, kBlock, 0, stream>>>(logits, out, T, E, top_k, renormalise);
+  if (num_pairs <= kBlock && T <= kSmallTokens && E <= kSmallExperts) {
+    const auto kernel = E <= 64    ? route_small_kernel<2>
+                        : E <= 128 ? route_small_kernel<4>
+                        : E <= 256 ? route_small_kernel<8>
+                                   : route_small_kernel<16>;
+    kernel<<<1, kBlock, 0, stream>>>(logits, out, T, E, top_k, renormalise);
   } else {
     route_kernel<<<(T + 7) / 8, 256, 0, stream>>>(logits, out, T, E, top_k, renormalise);
     count_kernel<<<1, kBlock, 0, stream>>>(out, num_pairs, E);

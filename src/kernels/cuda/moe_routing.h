@@ -9,13 +9,25 @@
 
 namespace vamp::cuda {
 
-// Device arrays that route() fills: the backend-neutral lists, slots of a token by falling weight,
-// and which experts have work, so that a launch's blocks need not look for it.
+// An expert and up to kRoutingWorkTokens of its pairs: pairs[first ... first + count).
+struct WorkItem {
+  int32_t expert, first, count;
+};
+inline constexpr int kRoutingWorkTokens = 16;
+
+// Device arrays that route() fills: the backend-neutral lists (slots of a token by falling weight), and
+// the work cut to size, so that a launch's blocks need not look for it.
 struct Routing : MoeRouting {
-  int32_t* active_experts = nullptr;  // [E] experts that have a token, ascending
-  int32_t* num_active = nullptr;      // [1]
+  WorkItem* work = nullptr;           // [max_work_items()], by expert
+  int32_t* num_work = nullptr;        // [1]
   uint32_t* expert_counts = nullptr;  // [E] running totals over steps, or null
 };
+
+// Most work items that `tokens` tokens can give.
+inline int max_work_items(int tokens, const MoeShape& shape) {
+  const int pairs = tokens * shape.top_k, full = pairs / kRoutingWorkTokens;
+  return full + (pairs < shape.experts ? pairs : shape.experts);
+}
 
 // Most tokens that one call takes, and most experts.
 inline constexpr int kRoutingMaxTokens = 16384;

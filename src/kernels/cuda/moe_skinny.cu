@@ -8,99 +8,131 @@
 namespace vamp::cuda {
 namespace {
 
-constexpr int kColumnSets = 2;
-constexpr int kColumns = 8 * kColumnSets;
+using bf16 = __nv_bfloat16;
+constexpr int kRowTiles = 2;
+using Shared = skinny::Shared<kRowTiles>;
+using Partial = float[skinny::kWarps][skinny::kTokens][Shared::kRows];
+static_assert(kRoutingWorkTokens == skinny::kTokens);
 
-// This block's expert and its pairs; false when there is none for it.
-struct ExpertPairs {
-  int expert, begin, count;
+__device__ const bf16* expert_matrix(const void* base, size_t stride, int expert) {
+  return reinterpret_cast<const bf16*>(static_cast<const char*>(base) + expert * stride);
+}
+
+// Tiles run over work items (an expert and up to 16 of its pairs), then over the expert's rows. Outputs
+// of a tile are dealt to threads as (column = thread / outputs, output = thread % outputs).
+template <int kOutputs>
+struct MoeTiles {
+  MoeWeights weights;
+  Routing routing;
+  MoeShape shape;
+  int tiles_per_item;
+
+  struct Cursor {
+    int index = -1;
+    WorkItem work;
+    int output_pair = -1;  // whose output this thread finishes
+  };
+  // Looks the tile's work item up unless it is the one at hand; true when it is another.
+  __device__ bool find(Cursor& cursor, int tile) const {
+    const int index = tile / tiles_per_item;
+    if (index == cursor.index) return false;
+    cursor.index = index;
+    cursor.work = routing.work[index];
+    return true;
+  }
+  __device__ int pair(const Cursor& cursor, int column) const {
+    return column < cursor.work.count ? routing.pairs[cursor.work.first + column] : -1;
+  }
+  __device__ int tile_in_item(const Cursor& cursor, int tile) const {
+    return tile - cursor.index * tiles_per_item;
+  }
+  // The pairs whose rows this lane multiplies.
+  __device__ bool find_pairs(Cursor& cursor, int tile, int group, int& p0, int& p1) const {
+    if (!find(cursor, tile)) return false;
+    p0 = pair(cursor, group);
+    p1 = pair(cursor, group + 8);
+    const int column = threadIdx.x / kOutputs;
+    cursor.output_pair = column < skinny::kTokens ? pair(cursor, column) : -1;
+    return true;
+  }
 };
-__device__ bool find_expert(const Routing& routing, ExpertPairs& out) {
-  if (static_cast<int>(blockIdx.y) >= *routing.num_active) return false;
-  out.expert = routing.active_experts[blockIdx.y];
-  out.begin = routing.expert_start[out.expert];
-  out.count = routing.expert_start[out.expert + 1] - out.begin;
-  return true;
-}
 
-__device__ const __nv_bfloat16* expert_matrix(const void* base, size_t stride, int expert) {
-  return reinterpret_cast<const __nv_bfloat16*>(static_cast<const char*>(base) + expert * stride);
-}
+// A tile is 8 gate rows and the 8 up rows of the same indices.
+constexpr int kGateRows = Shared::kRows / 2;
+struct GateUpTiles : MoeTiles<kGateRows> {
+  const bf16* x;
+  bf16* activation;
 
-// The tile's 32 rows are 16 gate rows and the 16 up rows of the same indices, so that a thread of the
-// epilogue finds both.
-__global__ void __launch_bounds__(skinny::kThreads)
-    gate_up_kernel(const __nv_bfloat16* __restrict__ x, MoeWeights weights, Routing routing,
-                   __nv_bfloat16* __restrict__ activation, MoeShape shape) {
-  __shared__ skinny::Shared<kColumnSets> shared;
-  ExpertPairs pairs;
-  if (!find_expert(routing, pairs)) return;
-  const int H = shape.hidden, I = shape.intermediate;
-  const int group = threadIdx.x % 32 / 4, first = blockIdx.x * 16;
-  const __nv_bfloat16* w = expert_matrix(weights.gate_up, weights.gate_up_stride, pairs.expert);
-  const __nv_bfloat16* rows[4];
-#pragma unroll
-  for (int r = 0; r < 4; ++r)
-    rows[r] = w + static_cast<size_t>(first + group + 8 * (r % 2) + (r / 2) * I) * H;
-  for (int c0 = 0; c0 < pairs.count; c0 += kColumns) {
-    const __nv_bfloat16* columns[kColumnSets];
-#pragma unroll
-    for (int s = 0; s < kColumnSets; ++s) {
-      const int c = c0 + 8 * s + group;
-      columns[s] = c < pairs.count ? x + static_cast<size_t>(routing.pairs[pairs.begin + c] /
-                                                             shape.top_k) * H
-                                   : nullptr;
-    }
-    skinny::accumulate<kColumnSets>(rows, columns, H, shared);
-    const int column = threadIdx.x / 16, i = threadIdx.x % 16;
-    if (c0 + column < pairs.count) {
-      const float gate = skinny::total<kColumnSets>(shared, column, i);
-      const float up = skinny::total<kColumnSets>(shared, column, i + 16);
-      const int pair = routing.pairs[pairs.begin + c0 + column];
-      activation[static_cast<size_t>(pair) * I + first + i] = __float2bfloat16(silu(gate) * up);
-    }
-    __syncthreads();
+  __device__ const void* any() const { return weights.gate_up; }
+  __device__ const bf16* row(Cursor& cursor, int tile, int r) const {
+    find(cursor, tile);
+    const int i = tile_in_item(cursor, tile) * kGateRows + r % kGateRows;
+    return expert_matrix(weights.gate_up, weights.gate_up_stride, cursor.work.expert) +
+           static_cast<size_t>(i + r / kGateRows * shape.intermediate) * shape.hidden;
   }
+  __device__ bool tokens(Cursor& cursor, int tile, int group, const bf16*& x0, const bf16*& x1) const {
+    int p0, p1;
+    if (!find_pairs(cursor, tile, group, p0, p1)) return false;
+    x0 = p0 < 0 ? nullptr : x + static_cast<size_t>(p0 / shape.top_k) * shape.hidden;
+    x1 = p1 < 0 ? nullptr : x + static_cast<size_t>(p1 / shape.top_k) * shape.hidden;
+    return true;
+  }
+  __device__ void finish(const Cursor& cursor, int tile, const Partial& partial) const {
+    if (cursor.output_pair < 0) return;
+    const int column = threadIdx.x / kGateRows, r = threadIdx.x % kGateRows;
+    const float gate = skinny::total(partial, column, r);
+    const float up = skinny::total(partial, column, r + kGateRows);
+    activation[static_cast<size_t>(cursor.output_pair) * shape.intermediate +
+               tile_in_item(cursor, tile) * kGateRows + r] = __float2bfloat16(silu(gate) * up);
+  }
+};
+
+struct DownTiles : MoeTiles<Shared::kRows> {
+  const bf16* activation;
+  float* y;
+
+  __device__ const void* any() const { return weights.down; }
+  __device__ const bf16* row(Cursor& cursor, int tile, int r) const {
+    find(cursor, tile);
+    const int h = tile_in_item(cursor, tile) * Shared::kRows + r;
+    if (h >= shape.hidden) return nullptr;
+    return expert_matrix(weights.down, weights.down_stride, cursor.work.expert) +
+           static_cast<size_t>(h) * shape.intermediate;
+  }
+  __device__ bool tokens(Cursor& cursor, int tile, int group, const bf16*& x0, const bf16*& x1) const {
+    int p0, p1;
+    if (!find_pairs(cursor, tile, group, p0, p1)) return false;
+    x0 = p0 < 0 ? nullptr : activation + static_cast<size_t>(p0) * shape.intermediate;
+    x1 = p1 < 0 ? nullptr : activation + static_cast<size_t>(p1) * shape.intermediate;
+    return true;
+  }
+  __device__ void finish(const Cursor& cursor, int tile, const Partial& partial) const {
+    const int column = threadIdx.x / Shared::kRows, r = threadIdx.x % Shared::kRows;
+    const int h = tile_in_item(cursor, tile) * Shared::kRows + r;
+    if (cursor.output_pair < 0 || h >= shape.hidden) return;
+    y[static_cast<size_t>(cursor.output_pair) * shape.hidden + h] = skinny::total(partial, column, r);
+  }
+};
+
+template <int kHalves, int kSteps, typename Tiles>
+__global__ void __launch_bounds__(skinny::kThreads, skinny::kBlocksPerSm) moe_kernel(Tiles tiles, int K) {
+  extern __shared__ __align__(16) char memory[];
+  const int num_tiles = *tiles.routing.num_work * tiles.tiles_per_item;
+  skinny::run<kRowTiles, kHalves, kSteps>(tiles, skinny::first_tile(num_tiles, blockIdx.x),
+                                          skinny::first_tile(num_tiles, blockIdx.x + 1), K,
+                                          *reinterpret_cast<Shared*>(memory));
 }
 
-__global__ void __launch_bounds__(skinny::kThreads)
-    down_kernel(const __nv_bfloat16* __restrict__ activation, MoeWeights weights, Routing routing,
-                float* __restrict__ y, MoeShape shape) {
-  __shared__ skinny::Shared<kColumnSets> shared;
-  ExpertPairs pairs;
-  if (!find_expert(routing, pairs)) return;
-  const int H = shape.hidden, I = shape.intermediate;
-  const int group = threadIdx.x % 32 / 4, first = blockIdx.x * skinny::kTileRows;
-  const __nv_bfloat16* w = expert_matrix(weights.down, weights.down_stride, pairs.expert);
-  const __nv_bfloat16* rows[4];
-#pragma unroll
-  for (int r = 0; r < 4; ++r) {
-    const int h = first + group + 8 * r;
-    rows[r] = h < H ? w + static_cast<size_t>(h) * I : nullptr;
-  }
-  for (int c0 = 0; c0 < pairs.count; c0 += kColumns) {
-    const __nv_bfloat16* columns[kColumnSets];
-#pragma unroll
-    for (int s = 0; s < kColumnSets; ++s) {
-      const int c = c0 + 8 * s + group;
-      columns[s] = c < pairs.count
-                       ? activation + static_cast<size_t>(routing.pairs[pairs.begin + c]) * I
-                       : nullptr;
-    }
-    skinny::accumulate<kColumnSets>(rows, columns, I, shared);
-    const int columns_here = min(kColumns, pairs.count - c0);
-    for (int i = threadIdx.x; i < columns_here * skinny::kTileRows; i += skinny::kThreads) {
-      const int column = i / skinny::kTileRows, row = i % skinny::kTileRows;
-      if (first + row >= H) continue;
-      const int pair = routing.pairs[pairs.begin + c0 + column];
-      y[static_cast<size_t>(pair) * H + first + row] = skinny::total<kColumnSets>(shared, column, row);
-    }
-    __syncthreads();
-  }
-}
-
-int max_active(int tokens, const MoeShape& shape) {
-  return std::min(shape.experts, tokens * shape.top_k);
+template <typename Tiles>
+void launch(const Tiles& tiles, int tokens, int K, const char* name, cudaStream_t stream) {
+  const int most = max_work_items(tokens, tiles.shape) * tiles.tiles_per_item;
+  // An expert has no more pairs than there are tokens.
+  skinny::with_shape(tokens, K, [&](auto halves, auto steps) {
+    const auto kernel = moe_kernel<halves.value, steps.value, Tiles>;
+    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Shared)), name);
+    kernel<<<skinny::grid_size(most), skinny::kThreads, sizeof(Shared), stream>>>(tiles, K);
+  });
+  check_launch(name);
 }
 
 }  // namespace
@@ -108,22 +140,20 @@ int max_active(int tokens, const MoeShape& shape) {
 void moe_skinny_gate_up(const __nv_bfloat16* x, int tokens, const MoeShape& shape,
                         const MoeWeights& weights, const Routing& routing,
                         __nv_bfloat16* activation, cudaStream_t stream) {
-  VAMP_CHECK(shape.intermediate % 16 == 0 && shape.hidden % 8 == 0 && weights.dtype == DType::kBf16,
+  VAMP_CHECK(shape.intermediate % 8 == 0 && shape.hidden % 8 == 0 && weights.dtype == DType::kBf16,
              "moe_skinny: hidden {}, intermediate {}", shape.hidden, shape.intermediate);
   if (tokens == 0) return;
-  const dim3 grid(shape.intermediate / 16, max_active(tokens, shape));
-  gate_up_kernel<<<grid, skinny::kThreads, 0, stream>>>(x, weights, routing, activation, shape);
-  check_launch("moe_skinny_gate_up");
+  launch(GateUpTiles{{weights, routing, shape, shape.intermediate / kGateRows}, x, activation}, tokens,
+         shape.hidden, "moe_skinny_gate_up", stream);
 }
 
 void moe_skinny_down(const __nv_bfloat16* activation, int tokens, const MoeShape& shape,
                      const MoeWeights& weights, const Routing& routing, float* y,
                      cudaStream_t stream) {
   if (tokens == 0) return;
-  const dim3 grid((shape.hidden + skinny::kTileRows - 1) / skinny::kTileRows,
-                  max_active(tokens, shape));
-  down_kernel<<<grid, skinny::kThreads, 0, stream>>>(activation, weights, routing, y, shape);
-  check_launch("moe_skinny_down");
+  const int tiles = (shape.hidden + Shared::kRows - 1) / Shared::kRows;
+  launch(DownTiles{{weights, routing, shape, tiles}, activation, y}, tokens,
+         shape.intermediate, "moe_skinny_down", stream);
 }
 
 }  // namespace vamp::cuda

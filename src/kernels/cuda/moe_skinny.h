@@ -10,8 +10,8 @@
 namespace vamp::cuda {
 
 // activation[pair][i] = silu(gate) * up, of each (token, expert) pair that routing lists.
-//   x [tokens, H], activation [tokens * top_k, I], bf16; weights bf16; sums in f32. H a multiple of 8,
-//   I of 16.
+//   x [tokens, H], activation [tokens * top_k, I], bf16; weights bf16; sums in f32. H and I
+//   multiples of 8.
 // A pair's result does not depend on the other pairs. Asynchronous, capturable.
 void moe_skinny_gate_up(const __nv_bfloat16* x, int tokens, const MoeShape& shape,
                         const MoeWeights& weights, const Routing& routing,

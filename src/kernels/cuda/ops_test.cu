@@ -93,12 +93,13 @@ INSTANTIATE_TEST_SUITE_P(Shapes, LinearSkinny,
                                          LinearCase{5, 1, 8}));
 
 struct RoutingBuffers {
-  DeviceBuffer<int> experts, pairs, start, active, num_active;
+  DeviceBuffer<int> experts, pairs, start, num_work;
+  DeviceBuffer<WorkItem> work;
   DeviceBuffer<float> weights;
   DeviceBuffer<uint32_t> counts;
   RoutingBuffers(int T, int E, int top_k)
-      : experts(std::max(1, T * top_k)), pairs(std::max(1, T * top_k)), start(E + 1), active(E),
-        num_active(1), weights(std::max(1, T * top_k)), counts(E) {
+      : experts(std::max(1, T * top_k)), pairs(std::max(1, T * top_k)), start(E + 1), num_work(1),
+        work(max_work_items(T, {E, top_k, 0, 0}) + 1), weights(std::max(1, T * top_k)), counts(E) {
     check(cudaMemset(counts.get(), 0, counts.size() * 4), "clearing counts");
   }
   Routing view() const {
@@ -107,8 +108,8 @@ struct RoutingBuffers {
     r.weights = weights.get();
     r.expert_start = start.get();
     r.pairs = pairs.get();
-    r.active_experts = active.get();
-    r.num_active = num_active.get();
+    r.work = work.get();
+    r.num_work = num_work.get();
     r.expert_counts = counts.get();
     return r;
   }
@@ -134,7 +135,8 @@ TEST_P(Route, MatchesHost) {
   for (int repeat = 0; repeat < 2; ++repeat)
     route(device_logits.get(), buffers.view(), c.T, c.E, c.top_k, c.renormalise, nullptr);
   const auto experts = buffers.experts.to_host(), pairs = buffers.pairs.to_host(),
-             start = buffers.start.to_host(), active = buffers.active.to_host();
+             start = buffers.start.to_host();
+  const auto work = buffers.work.to_host();
   const auto weights = buffers.weights.to_host();
   const auto counts = buffers.counts.to_host();
   std::vector<std::vector<int>> by_expert(c.E);
@@ -155,17 +157,22 @@ TEST_P(Route, MatchesHost) {
       by_expert[order[k]].push_back(pair);
     }
   }
-  std::vector<int> want_active;
+  size_t items = 0;
   int at = 0;
   for (int e = 0; e < c.E; ++e) {
     ASSERT_EQ(start[e], at);
     for (int pair : by_expert[e]) ASSERT_EQ(pairs[at++], pair);
-    if (!by_expert[e].empty()) want_active.push_back(e);
+    for (int left = static_cast<int>(by_expert[e].size()), first = start[e]; left > 0; ++items) {
+      ASSERT_EQ(work[items].expert, e);
+      ASSERT_EQ(work[items].first, first);
+      ASSERT_EQ(work[items].count, std::min(left, kRoutingWorkTokens));
+      first += work[items].count;
+      left -= work[items].count;
+    }
     ASSERT_EQ(counts[e], 2 * by_expert[e].size()) << "counts add up over calls";
   }
   ASSERT_EQ(start[c.E], at);
-  ASSERT_EQ(buffers.num_active.to_host()[0], static_cast<int>(want_active.size()));
-  ASSERT_TRUE(std::equal(want_active.begin(), want_active.end(), active.begin()));
+  ASSERT_EQ(buffers.num_work.to_host()[0], static_cast<int>(items));
 }
 INSTANTIATE_TEST_SUITE_P(Shapes, Route,
                          testing::Values(RouteCase{0, 8, 2, true, false, false},

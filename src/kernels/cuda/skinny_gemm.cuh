@@ -1,27 +1,36 @@
-// The product of a weight matrix with a few rows, where the weights' bytes are the whole cost.
+// The product of weight rows with up to 16 tokens, where reading the weights is the whole cost.
 //
-// A block takes kTileRows rows of W [N, K] and up to 8 * kColumnSets columns (tokens). Its warps cut K
-// among themselves, so that a matrix of few rows still keeps the memory busy, and their partial sums
-// meet in shared memory in the order of the warps: the order of sums depends on K alone, never on
-// how many columns there are or where a token stands among them.
+// A block takes tiles of 8 or 16 weight rows; its 8 warps cut K among themselves in contiguous runs, so
+// that even a matrix of few rows keeps the memory busy. Tensor cores (mma.m16n8k16): tokens are the
+// 16-row operand, weights the 8-column one.
 //
-// Tensor cores at 8 columns: W is the 16-row operand. Each lane loads 16 contiguous bytes of a row,
-// which are *eight k of one lane*, whereas mma.m16n8k16 wants k = 2c, 2c+1, 2c+8, 2c+9 of lane c. A
-// sum does not mind in which order k runs, so both operands just use the same other order.
+// Each lane needs only weights that it loads itself: 16 bytes (8 k) of row lane/4 a step. So every lane
+// runs a private pipeline of asynchronous copies through its own slots of shared memory, without any
+// synchronisation, and the pipeline runs on over the borders of tiles. A warp's k are the same in every
+// tile, so its share of the tokens stays in registers. The 8 k of one lane are not the k that mma
+// assigns to it (2c, 2c+1, 2c+8, 2c+9), but a sum does not mind the order of k as long as both operands
+// use the same one.
+//
+// The order of a sum depends on K alone: never on how many tokens there are or where one stands among
+// them.
 #pragma once
+
+#include <type_traits>
 
 #include "kernels/cuda/vec.cuh"
 
 namespace vamp::cuda::skinny {
 
-inline constexpr int kTileRows = 32;      // two mma tiles
+inline constexpr int kTileRows = 8;
+inline constexpr int kTokens = 16;  // of one tile, at most
 inline constexpr int kWarps = 8;
 inline constexpr int kThreads = kWarps * 32;
-inline constexpr int kStep = 32;          // k per lane-quad load: 4 lanes x 8
-inline constexpr int kUnroll = 4;         // loads in flight per row and lane
+inline constexpr int kStep = 32;    // k of one step of a warp: 4 lanes x 8
+inline constexpr int kDepth = 16;   // copies in flight per lane
+inline constexpr int kBlocksPerSm = 2;
 
-__device__ __forceinline__ void mma(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2,
-                                    uint32_t a3, uint32_t b0, uint32_t b1) {
+__device__ __forceinline__ void mma(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
+                                    uint32_t b0, uint32_t b1) {
   asm volatile(
       "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
       "{%0,%1,%2,%3};"
@@ -29,78 +38,160 @@ __device__ __forceinline__ void mma(float (&c)[4], uint32_t a0, uint32_t a1, uin
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
-// Partial sums of one block: [warp][column][row], rows padded against bank conflicts.
-template <int kColumnSets>
-struct Shared {
-  float partial[kWarps][8 * kColumnSets][kTileRows + 1];
-};
-
-// `rows[i]`: this lane's row i of W (rows g, g+8, g+16, g+24 of the tile), null beyond N.
-// `columns[s]`: this lane's column g of set s in x, null if there is none.
-// K is a multiple of 8; every pointer is 16-byte aligned.
-template <int kColumnSets>
-__device__ __forceinline__ void accumulate(const __nv_bfloat16* const (&rows)[4],
-                                           const __nv_bfloat16* const (&columns)[kColumnSets],
-                                           int K, Shared<kColumnSets>& shared) {
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int group = lane / 4, quad = lane % 4;
-  float acc[2][kColumnSets][4] = {};
-  // Whole steps of 32 k are dealt out to warps in contiguous runs.
-  const int steps = (K + kStep - 1) / kStep;
-  const int per_warp = (steps + kWarps - 1) / kWarps;
-  const int begin = warp * per_warp, end = min(steps, begin + per_warp);
-  for (int step = begin; step < end; step += kUnroll) {
-    Bf16x8 w[4][kUnroll], x[kColumnSets][kUnroll];
-#pragma unroll
-    for (int u = 0; u < kUnroll; ++u) {
-      const int k = (step + u) * kStep + quad * 8;
-      const bool inside = step + u < end && k < K;
-#pragma unroll
-      for (int r = 0; r < 4; ++r)
-        w[r][u] = inside && rows[r] ? load_weight(rows[r] + k) : Bf16x8{};
-    }
-#pragma unroll
-    for (int u = 0; u < kUnroll; ++u) {
-      const int k = (step + u) * kStep + quad * 8;
-      const bool inside = step + u < end && k < K;
-#pragma unroll
-      for (int s = 0; s < kColumnSets; ++s)
-        x[s][u] = inside && columns[s] ? load_bf16x8(columns[s] + k) : Bf16x8{};
-    }
-#pragma unroll
-    for (int u = 0; u < kUnroll; ++u) {
-#pragma unroll
-      for (int s = 0; s < kColumnSets; ++s) {
-#pragma unroll
-        for (int m = 0; m < 2; ++m) {
-          const uint4 a = w[2 * m][u].bits, b = w[2 * m + 1][u].bits, v = x[s][u].bits;
-          mma(acc[m][s], a.x, b.x, a.y, b.y, v.x, v.y);
-          mma(acc[m][s], a.z, b.z, a.w, b.w, v.z, v.w);
-        }
-      }
-    }
-  }
-#pragma unroll
-  for (int s = 0; s < kColumnSets; ++s) {
-#pragma unroll
-    for (int m = 0; m < 2; ++m) {
-      const int column = 8 * s + 2 * quad, row = 16 * m + group;
-      shared.partial[warp][column][row] = acc[m][s][0];
-      shared.partial[warp][column + 1][row] = acc[m][s][1];
-      shared.partial[warp][column][row + 8] = acc[m][s][2];
-      shared.partial[warp][column + 1][row + 8] = acc[m][s][3];
-    }
-  }
-  __syncthreads();
+// 16 bytes to shared memory past L1; zeros where `valid` is false.
+__device__ __forceinline__ void copy16_async(uint32_t shared, const void* global, bool valid) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;"
+               :: "r"(shared), "l"(global), "r"(valid ? 16 : 0));
+}
+__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;"); }
+template <int kPending>
+__device__ __forceinline__ void wait_copies() {
+  asm volatile("cp.async.wait_group %0;" :: "n"(kPending) : "memory");
 }
 
-// The finished sum of one output, after accumulate().
-template <int kColumnSets>
-__device__ __forceinline__ float total(const Shared<kColumnSets>& shared, int column, int row) {
-  float sum = shared.partial[0][column][row];
+template <int kRowTiles>
+struct Shared {
+  static constexpr int kRows = kRowTiles * kTileRows;
+  static constexpr int kSlots = kDepth / kRowTiles;
+  uint4 ring[kSlots][kRowTiles][kThreads];
+  // Partial sums of a tile, twice: a tile's are read while the next one's are written.
+  float partial[2][kWarps][kTokens][kRows];
+};
+
+// What `Tiles` must offer, for tiles of kRowTiles * 8 rows:
+//   const void* any()                       some valid device address
+//   const bf16* row(cursor, tile, r)        weight row r of the tile; null: none
+//   bool tokens(cursor, tile, group, x0, x1)  this lane's input rows, of tokens `group` and group + 8 (null:
+//                                           none); returns whether they differ from the tile before's
+//   void finish(cursor, tile, partial)      takes the sums, see total()
+// and a Cursor type, in which it may remember what it looked up.
+//
+// kSteps: steps of one warp in one tile, ceil(K / 256); 0: as many as K needs, tokens read from L1 each
+// time. kHalves: 1 for at most 8 tokens, 2 for 16.
+template <int kRowTiles, int kHalves, int kSteps, typename Tiles>
+__device__ __forceinline__ void run(const Tiles& tiles, int first, int last, int K,
+                                    Shared<kRowTiles>& shared) {
+  using bf16 = __nv_bfloat16;
+  constexpr int kSlots = Shared<kRowTiles>::kSlots;
+  if (first >= last) return;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int group = lane / 4, quad = lane % 4;
+  const int per_tile = kSteps > 0 ? kSteps : (K + kStep * kWarps - 1) / (kStep * kWarps);
+  const int k_first = warp * per_tile * kStep + quad * 8;
+  const uint32_t ring = static_cast<uint32_t>(__cvta_generic_to_shared(&shared.ring[0][0][threadIdx.x]));
+
+  // The copying end of the pipeline.
+  typename Tiles::Cursor ahead;
+  int ahead_tile = first, ahead_step = 0, ahead_slot = 0;
+  const bf16* ahead_row[kRowTiles];
+  const auto find_rows = [&] {
 #pragma unroll
-  for (int warp = 1; warp < kWarps; ++warp) sum += shared.partial[warp][column][row];
+    for (int i = 0; i < kRowTiles; ++i) ahead_row[i] = tiles.row(ahead, ahead_tile, group + 8 * i);
+  };
+  find_rows();
+  const auto copy_next = [&] {
+    if (ahead_tile < last) {
+      const int k = k_first + ahead_step * kStep;
+#pragma unroll
+      for (int i = 0; i < kRowTiles; ++i) {
+        const bool valid = ahead_row[i] != nullptr && k < K;
+        copy16_async(ring + (ahead_slot * kRowTiles + i) * static_cast<uint32_t>(sizeof(uint4) * kThreads),
+                     valid ? ahead_row[i] + k : tiles.any(), valid);
+      }
+      if (++ahead_step == per_tile) {
+        ahead_step = 0;
+        if (++ahead_tile < last) find_rows();
+      }
+      if (++ahead_slot == kSlots) ahead_slot = 0;
+    }
+    commit_copies();
+  };
+#pragma unroll
+  for (int i = 0; i < kSlots - 1; ++i) copy_next();
+
+  typename Tiles::Cursor here;
+  constexpr int kHeld = kSteps > 0 ? kSteps : 1;
+  Bf16x8 x[kHeld][2] = {};
+  const bf16 *x0 = nullptr, *x1 = nullptr;
+  const auto load_tokens = [&](Bf16x8 (&to)[2], int k) {
+    to[0] = x0 != nullptr && k < K ? load_bf16x8(x0 + k) : Bf16x8{};
+    if constexpr (kHalves == 2) to[1] = x1 != nullptr && k < K ? load_bf16x8(x1 + k) : Bf16x8{};
+  };
+  int slot = 0;
+  for (int tile = first; tile < last; ++tile) {
+    if (tiles.tokens(here, tile, group, x0, x1) && kSteps > 0) {
+#pragma unroll
+      for (int step = 0; step < kHeld; ++step) load_tokens(x[step], k_first + step * kStep);
+    }
+    float acc[kRowTiles][4] = {};
+    const auto one_step = [&](Bf16x8 (&t)[2]) {
+      copy_next();
+      wait_copies<kSlots - 1>();
+#pragma unroll
+      for (int i = 0; i < kRowTiles; ++i) {
+        const uint4 w = shared.ring[slot][i][threadIdx.x];
+        mma(acc[i], t[0].bits.x, t[1].bits.x, t[0].bits.y, t[1].bits.y, w.x, w.y);
+        mma(acc[i], t[0].bits.z, t[1].bits.z, t[0].bits.w, t[1].bits.w, w.z, w.w);
+      }
+      if (++slot == kSlots) slot = 0;
+    };
+    if constexpr (kSteps > 0) {
+#pragma unroll
+      for (int step = 0; step < kSteps; ++step) one_step(x[step]);
+    } else {
+      for (int step = 0; step < per_tile; ++step) {
+        load_tokens(x[0], k_first + step * kStep);
+        one_step(x[0]);
+      }
+    }
+    auto& partial = shared.partial[(tile - first) & 1];
+#pragma unroll
+    for (int i = 0; i < kRowTiles; ++i) {
+      *reinterpret_cast<float2*>(&partial[warp][group][8 * i + 2 * quad]) = {acc[i][0], acc[i][1]};
+      if constexpr (kHalves == 2)
+        *reinterpret_cast<float2*>(&partial[warp][group + 8][8 * i + 2 * quad]) = {acc[i][2], acc[i][3]};
+    }
+    __syncthreads();
+    tiles.finish(here, tile, partial);
+  }
+}
+
+// The finished sum of one output, over warps in order.
+template <int kRows>
+__device__ __forceinline__ float total(const float (&partial)[kWarps][kTokens][kRows], int token,
+                                       int row) {
+  float sum = partial[0][token][row];
+#pragma unroll
+  for (int warp = 1; warp < kWarps; ++warp) sum += partial[warp][token][row];
   return sum;
+}
+
+// Tiles are dealt out in contiguous runs, so that a block's tiles share their tokens.
+__device__ __forceinline__ int first_tile(int tiles, int block) {
+  return static_cast<int>(static_cast<int64_t>(tiles) * block / gridDim.x);
+}
+
+// Blocks of a launch over `tiles` tiles at most.
+int grid_size(int tiles);
+
+// Calls f(halves, steps) with the compile-time constants that fit `tokens` and K.
+template <typename F>
+void with_shape(int tokens, int K, F&& f) {
+  const auto with_steps = [&](auto halves) {
+    const int steps = (K + kStep * kWarps - 1) / (kStep * kWarps);
+    if (steps <= 1) return f(halves, std::integral_constant<int, 1>{});
+    if (steps <= 2) return f(halves, std::integral_constant<int, 2>{});
+    if (steps <= 3) return f(halves, std::integral_constant<int, 3>{});
+    if (steps <= 4) return f(halves, std::integral_constant<int, 4>{});
+    if (steps <= 6) return f(halves, std::integral_constant<int, 6>{});
+    if (steps <= 8) return f(halves, std::integral_constant<int, 8>{});
+    if constexpr (halves.value == 1) {
+      if (steps <= 16) return f(halves, std::integral_constant<int, 16>{});
+    }
+    f(halves, std::integral_constant<int, 0>{});
+  };
+  if (tokens <= 8) return with_steps(std::integral_constant<int, 1>{});
+  with_steps(std::integral_constant<int, 2>{});
 }
 
 }  // namespace vamp::cuda::skinny
