@@ -112,9 +112,9 @@ struct SampleParams {
   int top_k = 0;
   float min_p = 0.0f;
   float repetition_penalty = 1.0f, presence_penalty = 0.0f, frequency_penalty = 0.0f;
-  std::span<const std::pair<TokenId, float>> logit_bias;  // -inf forbids a token
-  std::span<const TokenId> prompt;                        // for the repetition penalty
-  std::span<const TokenId> output;                        // for all penalties
+  std::span<const std::pair<TokenId, float>> logit_bias = {};  // -inf forbids a token
+  std::span<const TokenId> prompt = {};                        // for the repetition penalty
+  std::span<const TokenId> output = {};                        // for all penalties
   uint64_t seed = 0;
   uint64_t counter = 0;  // tokens sampled before: (seed, counter) alone make the random number
   int logprobs = -1;     // as in SamplingParams: of the unmodified logits
