@@ -3,7 +3,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 BUILD_JOBS ?= $(shell nproc)
 
-.PHONY: help deps release golden test test-release test-asan test-tsan test-fuzz demo clean
+.PHONY: help deps release golden test test-release test-asan test-tsan test-fuzz demo bench-host clean
 
 help:
 	@echo "make demo   agents' sessions through a real MoE under too little memory: static, paper, ours"
@@ -37,6 +37,11 @@ test-fuzz: deps
 golden: deps
 	@scripts/python-env.sh golden
 	.venv-golden/bin/python tools/make_golden.py
+
+# What a step costs the host; the last line is JSON.
+bench-host: deps
+	@scripts/build.sh release scheduler_bench
+	@build/release/bench/scheduler_bench
 
 clean:
 	rm -rf build

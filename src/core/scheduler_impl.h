@@ -149,6 +149,7 @@ struct Scheduler::Impl {
   bool preempted_any = false;         // then nobody enters in this step
   int min_remaining = -1;             // of gather(), computed once a step; -1: not yet
   bool held_back = false;             // a session was, by the policy
+  DecisionRecord record;        // of make_room(); its buffers are used again
   std::vector<RequestState*> passed;  // waiting requests that did not fit in this step
 
   StepId next_step = 1;

@@ -18,7 +18,6 @@ bool Scheduler::Impl::make_room(int needed, RequestState& request, bool admissio
   if (blocks.free_blocks() >= needed) return true;
   // Memory on its way back to the experts is needed here.
   boundary.cancel_lowering();
-  DecisionRecord record;
   while (blocks.free_blocks() < needed) {
     gather(needed, request, admission, record.inputs);
     record.id = record.inputs.decision;
