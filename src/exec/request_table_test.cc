@@ -1,0 +1,96 @@
+#include "exec/request_table.h"
+
+#include <gtest/gtest.h>
+
+#include <limits>
+
+#include "base/error.h"
+
+namespace vamp {
+namespace {
+
+StartRequest start(RequestSlot slot, std::vector<TokenId> tokens, int prompt = -1) {
+  StartRequest s;
+  s.slot = slot;
+  s.id = 100 + slot;
+  s.prompt_tokens = prompt < 0 ? static_cast<int>(tokens.size()) : prompt;
+  s.tokens = std::move(tokens);
+  s.blocks = {1, 2};
+  return s;
+}
+
+TEST(RequestTable, KeepsRowsFromDeltas) {
+  RequestTable table(50);
+  StepPlan plan;
+  plan.start = {start(3, {1, 2, 3}), start(0, {4})};
+  plan.batch = {{3, 0, 3, true, {7}}};
+  table.apply(plan);
+  EXPECT_EQ(table.row(3).blocks, (std::vector<BlockId>{1, 2, 7}));
+  table.row(3).tokens.push_back(9);
+  EXPECT_EQ(table.row(3).num_output(), 1);
+
+  StepPlan edit;
+  edit.edit_tables = {{3, 1, 40}};
+  table.apply(edit);
+  EXPECT_EQ(table.row(3).blocks, (std::vector<BlockId>{1, 40, 7}));
+
+  StepPlan next;  // a slot may be given away in the plan that releases it
+  next.release = {3};
+  next.start = {start(3, {5, 6})};
+  table.apply(next);
+  EXPECT_EQ(table.row(3).tokens, (std::vector<TokenId>{5, 6}));
+  EXPECT_EQ(table.row(0).id, 100u);
+
+  StepPlan reset;
+  reset.reset = true;
+  table.apply(reset);
+  EXPECT_THROW(table.row(0), InvariantError);
+}
+
+TEST(RequestTable, PlansThatDoNotFitAreBrokenInvariants) {
+  RequestTable table(50);
+  StepPlan plan;
+  plan.start = {start(0, {1})};
+  table.apply(plan);
+  EXPECT_THROW(table.apply(plan), InvariantError);
+  StepPlan release, edit;
+  edit.edit_tables = {{0, 2, 9}};
+  EXPECT_THROW(table.apply(edit), InvariantError);
+  release.release = {1};
+  EXPECT_THROW(table.apply(release), InvariantError);
+}
+
+TEST(RequestTable, TokensOutsideTheVocabularyMarkTheirRow) {
+  RequestTable table(50);
+  StepPlan plan;
+  plan.start = {start(0, {1, 50, 2}), start(1, {49}), start(2, {-1})};
+  table.apply(plan);
+  EXPECT_FALSE(table.row(0).valid);
+  EXPECT_TRUE(table.row(1).valid);
+  EXPECT_FALSE(table.row(2).valid);
+  for (TokenId t : table.row(0).tokens) EXPECT_LT(t, 50);
+}
+
+TEST(RequestTable, StopTokensAreForbiddenUntilTheLeastLength) {
+  RequestTable table(50);
+  StartRequest request = start(0, {1, 1, 2, 3}, /*prompt=*/3);  // one output token: was preempted
+  request.sampling.stop_token_ids = {7};
+  request.sampling.min_tokens = 2;
+  request.sampling.logit_bias = {{5, 1.0f}};
+  StepPlan plan;
+  plan.start = {request};
+  table.apply(plan);
+  SampleParams params = table.row(0).sample_params();
+  EXPECT_EQ(params.logit_bias.size(), 2u);
+  EXPECT_EQ(params.logit_bias[1], std::make_pair(7, -std::numeric_limits<float>::infinity()));
+  EXPECT_EQ(params.prompt.size(), 3u);
+  EXPECT_EQ(params.output.size(), 1u);
+  EXPECT_EQ(params.counter, 1u);
+  table.row(0).tokens.push_back(9);
+  params = table.row(0).sample_params();
+  EXPECT_EQ(params.logit_bias.size(), 1u);
+  EXPECT_EQ(params.counter, 2u);
+}
+
+}  // namespace
+}  // namespace vamp

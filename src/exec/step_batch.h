@@ -1,0 +1,37 @@
+// A step's work, flattened: the entries' tokens end to end, with what attention and sampling need.
+#pragma once
+
+#include <vector>
+
+#include "core/step_plan.h"
+#include "exec/request_table.h"
+#include "kernels/ops.h"
+
+namespace vamp {
+
+// Built anew for each step; keeps its memory. The order is the plan's.
+class StepBatch {
+ public:
+  // The table must already have taken the plan in. Entries of no tokens are left out.
+  void build(const StepPlan& plan, const RequestTable& table, int block_tokens);
+
+  int num_tokens() const { return static_cast<int>(tokens_.size()); }
+  int num_sequences() const { return static_cast<int>(query_start_.size()) - 1; }
+  const TokenId* tokens() const { return tokens_.data(); }
+  const int32_t* positions() const { return positions_.data(); }
+  SequenceBatch sequences() const;
+  // Rows whose logits are wanted, ascending, and the slot of each.
+  const std::vector<int32_t>& sample_rows() const { return sample_rows_; }
+  const std::vector<RequestSlot>& sample_slots() const { return sample_slots_; }
+
+ private:
+  std::vector<TokenId> tokens_;
+  std::vector<int32_t> positions_;
+  std::vector<int32_t> query_start_ = {0};
+  std::vector<int32_t> block_start_ = {0};
+  std::vector<BlockId> block_ids_;
+  std::vector<int32_t> sample_rows_;
+  std::vector<RequestSlot> sample_slots_;
+};
+
+}  // namespace vamp
