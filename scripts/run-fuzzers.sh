@@ -9,7 +9,7 @@ seconds=$1
 shopt -s nullglob globstar
 sources=(src/**/*_fuzz.cc)
 [ ${#sources[@]} -gt 0 ] || { echo "no fuzz targets"; exit 0; }
-scripts/build.sh fuzz
+scripts/build.sh fuzz $(basename -s .cc "${sources[@]}")
 mkdir -p build/fuzz/corpus
 for source in "${sources[@]}"; do
   name=$(basename "$source" .cc)
