@@ -7,6 +7,7 @@
 #include <cstring>
 #include <map>
 #include <set>
+#include <thread>
 
 #include "base/error.h"
 #include "model/dummy_weights.h"
@@ -188,6 +189,25 @@ TEST(DummyWeights, DependOnSeedAndNameAlone) {
   one.release(name);
   EXPECT_EQ(first, bytes_of(*one.find(name)));
   EXPECT_FALSE(one.find("model.layers.1.mlp.experts.99.up_proj.weight"));
+}
+
+TEST(DummyWeights, AreTheSameForEveryThread) {
+  const ModelConfig model = load_model_config(kGolden / "qwen3_next");
+  const DummyWeights weights(model, 1);
+  const std::vector<std::string> names = {"lm_head.weight", "model.norm.weight",
+                                          "model.layers.3.mlp.gate.weight"};
+  std::vector<std::vector<std::byte>> seen(8);
+  std::vector<std::thread> threads;
+  for (std::vector<std::byte>& mine : seen) {
+    threads.emplace_back([&] {
+      for (const std::string& name : names) {
+        const std::vector<std::byte> bytes = bytes_of(*weights.find(name));
+        mine.insert(mine.end(), bytes.begin(), bytes.end());
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const std::vector<std::byte>& bytes : seen) EXPECT_EQ(bytes, seen[0]);
 }
 
 TEST(DummyWeights, HaveASensibleScaleInEveryType) {

@@ -136,6 +136,8 @@ TEST(ModelConfig, RopeAsBothVersionsWriteIt) {
   EXPECT_EQ(scaled.original_max_position, 4096);
   EXPECT_EQ(scaled.attention_factor, 1.5);
   EXPECT_EQ(scaled.mscale, std::nullopt);
+  const json derived = {{"rope_type", "yarn"}, {"original_max_position_embeddings", 1024}};
+  EXPECT_EQ(parse(with(mixtral(), {{"rope_scaling", derived}})).rope.factor, 4.0);
   EXPECT_FALSE(scaled.truncate);
 }
 

@@ -70,11 +70,11 @@ RopeConfig parse_rope_config(const JsonFields& config, int max_position_embeddin
   if (rope.scaling != RopeConfig::Scaling::kLinear) {
     rope.original_max_position = parse_original_length(config, scaling, max_position_embeddings);
   }
-  if (rope.scaling == RopeConfig::Scaling::kYarn && !scaling.has("factor")) {
-    rope.factor = static_cast<double>(max_position_embeddings) / rope.original_max_position;
-  } else {
-    rope.factor = scaling.number("factor", 1.0, 1e6);
-  }
+  // transformers derives yarn's factor from the two lengths when it is not given.
+  const bool derived = rope.scaling == RopeConfig::Scaling::kYarn && !scaling.has("factor") &&
+                       rope.original_max_position <= max_position_embeddings;
+  rope.factor = derived ? static_cast<double>(max_position_embeddings) / rope.original_max_position
+                        : scaling.number("factor", 1.0, 1e6);
   if (rope.scaling == RopeConfig::Scaling::kLlama3) parse_llama3(scaling, rope);
   if (rope.scaling == RopeConfig::Scaling::kYarn) parse_yarn(scaling, rope);
   return rope;
