@@ -3,10 +3,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <fstream>
+
 #include "base/error.h"
 #include "exec/executor_test_support.h"
 #include "memory/host_virtual_memory.h"
 #include "memory/virtual_memory_decorators.h"
+#include "model/safetensors.h"
 
 namespace vamp {
 namespace {
@@ -132,6 +135,156 @@ TEST(CpuExecutor, AFailedMoveChangesNothingWhereverItFails) {
   }
   EXPECT_GT(lost, 5);
   EXPECT_GT(moves, 5);
+}
+
+StartRequest start_request(RequestSlot slot, std::vector<TokenId> tokens,
+                           std::vector<BlockId> blocks) {
+  StartRequest start;
+  start.slot = slot;
+  start.id = static_cast<RequestId>(slot);
+  start.prompt_tokens = static_cast<int>(tokens.size());
+  start.tokens = std::move(tokens);
+  start.blocks = std::move(blocks);
+  return start;
+}
+
+// One request in slot 0 with all of its prompt.
+StepPlan single(StepId step, std::vector<TokenId> tokens, std::vector<BlockId> blocks) {
+  StepPlan plan;
+  plan.step = step;
+  plan.batch = {{0, 0, static_cast<int>(tokens.size()), true, {}}};
+  plan.start = {start_request(0, std::move(tokens), std::move(blocks))};
+  return plan;
+}
+
+TEST(CpuExecutor, TakesTwoPlansAndAnswersInOrder) {
+  RealClock clock;
+  CpuExecutor executor(golden_config("mixtral", 0), clock);
+  EXPECT_THROW(executor.wait(), InvariantError);
+  executor.submit(single(7, {1, 2, 3}, {0, 1}));
+  StepPlan next;  // rests on the token that step 7 yields
+  next.step = 8;
+  next.batch = {{0, 3, 1, true, {}}};
+  executor.submit(next);
+  EXPECT_EQ(executor.in_flight(), 2);
+  EXPECT_THROW(executor.submit(next), InvariantError);
+  const StepResult first = executor.wait(), second = executor.wait();
+  EXPECT_EQ(first.step, 7u);
+  EXPECT_EQ(second.step, 8u);
+  EXPECT_TRUE(first.executed && second.executed);
+  EXPECT_EQ(executor.in_flight(), 0);
+  EXPECT_GE(second.start, first.start);
+  EXPECT_GT(first.end, first.start);
+  // Three tokens, two experts each, of eight.
+  EXPECT_GE(first.experts_per_layer, 2);
+  EXPECT_LE(first.experts_per_layer, 6);
+}
+
+TEST(CpuExecutor, CountsTokensByExpert) {
+  RealClock clock;
+  ExecutorConfig config = golden_config("mixtral", 0);
+  config.expert_count_interval = 2;
+  CpuExecutor executor(config, clock);
+  executor.submit(single(1, {1, 2, 3}, {0, 1}));
+  EXPECT_TRUE(executor.wait().expert_counts.empty());
+  StepPlan next;
+  next.step = 2;
+  next.batch = {{0, 3, 1, true, {}}};
+  executor.submit(next);
+  const std::vector<uint32_t> counts = executor.wait().expert_counts;
+  ASSERT_EQ(counts.size(), 4u * 8u);
+  for (int layer = 0; layer < 4; ++layer) {
+    uint32_t sum = 0;
+    for (int e = 0; e < 8; ++e) sum += counts[layer * 8 + e];
+    EXPECT_EQ(sum, 4u * 2u);  // tokens x experts a token
+  }
+}
+
+TEST(CpuExecutor, APlanThatBreaksTheContractStopsServing) {
+  RealClock clock;
+  CpuExecutor executor(golden_config("mixtral", 0), clock);
+  StepPlan plan;
+  plan.step = 1;
+  plan.batch = {{5, 0, 1, true, {}}};  // no such request
+  executor.submit(plan);
+  EXPECT_THROW(executor.wait(), InvariantError);
+}
+
+TEST(CpuExecutor, TokensOutsideTheVocabularyFailTheirRequestAlone) {
+  RealClock clock;
+  CpuExecutor executor(golden_config("mixtral", 0), clock);
+  StepPlan plan = single(1, {1, 2, 3}, {0, 1});
+  plan.start.push_back(start_request(1, {4, 512, 5}, {2}));
+  plan.start.push_back(start_request(2, {-7}, {3}));
+  plan.batch.push_back({1, 0, 3, true, {}});
+  plan.batch.push_back({2, 0, 1, true, {}});
+  executor.submit(plan);
+  const StepResult mixed = executor.wait();
+  ASSERT_EQ(mixed.tokens.size(), 3u);
+  EXPECT_FALSE(mixed.tokens[0].invalid);
+  EXPECT_TRUE(mixed.tokens[1].invalid);
+  EXPECT_TRUE(mixed.tokens[2].invalid);
+
+  StepPlan alone = single(2, {1, 2, 3}, {4, 5});
+  alone.reset = true;
+  executor.submit(alone);
+  EXPECT_EQ(executor.wait().tokens[0].token, mixed.tokens[0].token);
+}
+
+// A copy of a golden checkpoint in which one token's embedding is not a number.
+class PoisonedModel {
+ public:
+  PoisonedModel(const ExecutorConfig& original, TokenId token)
+      : folder_(std::filesystem::path(testing::TempDir()) / "poisoned") {
+    std::filesystem::remove_all(folder_);
+    std::filesystem::copy(original.model, folder_);
+    const std::filesystem::path file = folder_ / "model.safetensors";
+    std::fstream stream(file, std::ios::in | std::ios::out | std::ios::binary);
+    std::vector<std::byte> bytes(std::filesystem::file_size(file));
+    stream.read(reinterpret_cast<char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
+    for (const SafetensorsEntry& entry : parse_safetensors_header(bytes, bytes.size(), file)) {
+      if (entry.name != "model.embed_tokens.weight") continue;
+      const size_t row = (entry.end - entry.begin) / entry.shape[0];
+      const std::vector<char> nan(row, static_cast<char>(0xFF));  // bf16 NaNs
+      stream.seekp(static_cast<std::streamoff>(entry.begin + token * row));
+      stream.write(nan.data(), static_cast<std::streamsize>(nan.size()));
+    }
+  }
+  ~PoisonedModel() { std::filesystem::remove_all(folder_); }
+  const std::filesystem::path& folder() const { return folder_; }
+
+ private:
+  std::filesystem::path folder_;
+};
+
+TEST(CpuExecutor, NanLogitsFailTheirRequestAlone) {
+  ExecutorConfig config = golden_config("mixtral", 0);
+  const Tokens clean = {{0, {1, 2, 3, 4, 5}}, {3, {9, 8, 7}}};
+  const Tokens expected = run_plainly(config, clean, 10);
+  const PoisonedModel model(config, 100);
+  config.model = model.folder();
+  RealClock clock;
+  CpuExecutor executor(config, clock);
+  RandomSchedule schedule(executor, executor.layout(), {}, 5);
+  add_all(schedule, clean, 10);
+  // Comes and goes several times, so that its blocks, full of NaN, are used again by the others.
+  for (RequestId id : {6, 9, 12, 15}) schedule.add(id, {50, 100, 51}, test::make_sampling(id, 3));
+  Tokens outputs = schedule.run();
+  EXPECT_THAT(schedule.invalid(), testing::ElementsAre(6, 9, 12, 15));
+  EXPECT_EQ(outputs[0], expected.at(0));
+  EXPECT_EQ(outputs[3], expected.at(3));
+}
+
+TEST(CpuExecutor, ModelsThatItCannotRunAreRefusedByName) {
+  ExecutorConfig config;
+  config.model = std::string(VAMP_SOURCE_DIR) + "/tests/golden/qwen3_next";
+  RealClock clock;
+  try {
+    CpuExecutor executor(config, clock);
+    FAIL() << "started";
+  } catch (const Error& error) {
+    EXPECT_THAT(error.what(), HasSubstr("qwen3_next models can't run on the CPU yet"));
+  }
 }
 
 }  // namespace
