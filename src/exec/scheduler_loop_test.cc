@@ -167,7 +167,7 @@ TEST_P(SchedulerLoop, ConversationsGetTheTokensOfThePlainRun) {
     moves += loop.stats().boundary_moves;
     host_hits += loop.stats().host_hit_tokens;
     hits += loop.stats().hit_tokens;
-    if (loop.stats().boundary_moves == 0) EXPECT_EQ(loop.staged_bytes(), 0u);
+    EXPECT_TRUE(loop.stats().boundary_moves > 0 || loop.staged_bytes() == 0);
     staged += loop.staged_bytes();
   }
   EXPECT_GT(hits, 0u);
