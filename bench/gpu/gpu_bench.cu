@@ -1,6 +1,6 @@
-#include "gpu/gpu_bench.h"
-
 #include <cuda_bf16.h>
+
+#include "gpu/gpu_bench.h"
 
 namespace vamp::cuda {
 namespace {
@@ -18,7 +18,8 @@ __device__ float normal(uint64_t key) {
 template <typename T>
 __global__ void fill_kernel(T* data, size_t count, float scale, uint64_t seed) {
   const size_t stride = static_cast<size_t>(gridDim.x) * blockDim.x;
-  for (size_t i = blockIdx.x * static_cast<size_t>(blockDim.x) + threadIdx.x; i < count; i += stride)
+  for (size_t i = blockIdx.x * static_cast<size_t>(blockDim.x) + threadIdx.x; i < count;
+       i += stride)
     data[i] = static_cast<T>(scale * normal(seed * 0xD1342543DE82EF95ull + i));
 }
 

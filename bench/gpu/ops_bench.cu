@@ -1,5 +1,6 @@
-// Each op of a decode step alone, at the shapes of Qwen3-30B-A3B, over enough distinct layers that L2
-// cannot hold them, in a captured graph: microseconds a layer and the share of the memory's rate.
+// Each op of a decode step alone, at the shapes of Qwen3-30B-A3B, over enough distinct layers that
+// L2 cannot hold them, in a captured graph: microseconds a layer and the share of the memory's
+// rate.
 //
 //   ops_bench [LAYERS=48]
 //
@@ -14,9 +15,10 @@
 #include <string>
 
 #include "gpu/gpu_bench.h"
+#include "kernels/cuda/attention.h"
+#include "kernels/cuda/decode_attention.h"
 #include "kernels/cuda/linear_skinny.h"
 #include "kernels/cuda/moe_routing.h"
-#include "kernels/cuda/attention.h"
 #include "kernels/cuda/moe_skinny.h"
 #include "kernels/cuda/norm.h"
 #include "kernels/cuda/qk_rope_kv.h"
@@ -32,14 +34,15 @@ constexpr int kMaxRows = 128;
 
 class Bench {
  public:
-  explicit Bench(int layers) : layers_(layers), x_(kMaxRows * 8192), y_(kMaxRows * 160000), norm_(8192) {
+  explicit Bench(int layers)
+      : layers_(layers), x_(kMaxRows * 8192), y_(kMaxRows * 160000), norm_(8192) {
     fill_normal_f32(norm_.get(), norm_.size(), 1.0f, 9);
     fill_normal(x_.get(), x_.size(), 1.0f, 1);
   }
 
   void report(const std::string& op, int rows, double us, double bytes) {
-    fmt::print("{:<22} {:>4} rows {:>8.2f} us {:>8.1f} MB  {:>5.1f}% of HBM\n", op, rows, us, bytes / 1e6,
-               100 * bytes / us / kHbmBytesPerUs);
+    fmt::print("{:<22} {:>4} rows {:>8.2f} us {:>8.1f} MB  {:>5.1f}% of HBM\n", op, rows, us,
+               bytes / 1e6, 100 * bytes / us / kHbmBytesPerUs);
     std::fflush(stdout);
     results_[op][rows] = us;
   }
@@ -50,8 +53,8 @@ class Bench {
     for (int rows : {1, 4, 8, 16}) {
       const double us = graph_us([&](cudaStream_t s) {
         for (int l = 0; l < layers; ++l)
-          linear_skinny(x_.get(), w.get() + static_cast<size_t>(l) * N * K, nullptr, y_.get(), rows, N, K,
-                        false, s);
+          linear_skinny(x_.get(), w.get() + static_cast<size_t>(l) * N * K, nullptr, y_.get(), rows,
+                        N, K, false, s);
       });
       report(name, rows, us / layers, 2.0 * N * K);
     }
@@ -86,7 +89,8 @@ class Bench {
       const auto per_layer = [&](auto&& op) {
         return graph_us([&](cudaStream_t s) {
                  for (int l = 0; l < layers_; ++l) op(l, s);
-               }) / layers_;
+               }) /
+               layers_;
       };
       const double route_us = per_layer([&](int l, cudaStream_t s) {
         route(logits.get() + static_cast<size_t>(l) * kMaxRows * shape.experts, routing[l], rows,
@@ -95,22 +99,26 @@ class Bench {
       double active = 0;
       for (int l = 0; l < layers_; ++l) {
         std::vector<int> start(shape.experts + 1);
-        check(cudaMemcpy(start.data(), routing[l].expert_start, start.size() * 4, cudaMemcpyDeviceToHost), "copy");
+        check(cudaMemcpy(start.data(), routing[l].expert_start, start.size() * 4,
+                         cudaMemcpyDeviceToHost),
+              "copy");
         for (int e = 0; e < shape.experts; ++e) active += start[e + 1] > start[e];
       }
       active /= layers_;
       const auto layer_weights = [&](int l) {
-        return MoeWeights{w1.get() + l * gate_up * shape.experts, w2.get() + l * down * shape.experts,
-                          gate_up * 2, down * 2, DType::kBf16};
+        return MoeWeights{w1.get() + l * gate_up * shape.experts,
+                          w2.get() + l * down * shape.experts, gate_up * 2, down * 2, DType::kBf16};
       };
       const double gate_up_us = per_layer([&](int l, cudaStream_t s) {
-        moe_skinny_gate_up(x_.get(), rows, shape, layer_weights(l), routing[l], activation.get(), s);
+        moe_skinny_gate_up(x_.get(), rows, shape, layer_weights(l), routing[l], activation.get(),
+                           s);
       });
       const double down_us = per_layer([&](int l, cudaStream_t s) {
         moe_skinny_down(activation.get(), rows, shape, layer_weights(l), routing[l], out.get(), s);
       });
       const double combine_us = per_layer([&](int l, cudaStream_t s) {
-        moe_combine_rms_norm(out.get(), rows, shape, routing[l], y_.get(), norm_weight(), x_.get(), s);
+        moe_combine_rms_norm(out.get(), rows, shape, routing[l], y_.get(), norm_weight(), x_.get(),
+                             s);
       });
       report("route", rows, route_us, 4.0 * rows * shape.experts);
       report("moe gate_up", rows, gate_up_us, active * gate_up * 2);
@@ -135,34 +143,54 @@ class Bench {
     DeviceBuffer<float> cos_sin(static_cast<size_t>(kMaxRows) * 2 * shape.head_dim);
     fill_normal_f32(cos_sin.get(), cos_sin.size(), 1.0f, 7);
     for (int rows : batches) {
-      std::vector<int> starts(rows + 1), block_starts(rows + 1), ids(rows * blocks_each), last(rows, block_tokens), slots(rows);
+      std::vector<int> starts(rows + 1), block_starts(rows + 1), ids(rows * blocks_each),
+          last(rows, block_tokens), slots(rows);
       for (int r = 0; r <= rows; ++r) {
         starts[r] = r;
         block_starts[r] = r * blocks_each;
       }
-      for (int i = 0; i < rows * blocks_each; ++i) ids[i] = static_cast<int>(static_cast<uint64_t>(i) * 7919 % (rows * blocks_each));
-      for (int r = 0; r < rows; ++r) slots[r] = ids[(r + 1) * blocks_each - 1] * block_tokens + block_tokens - 1;
-      const DeviceBuffer<int> dstarts(starts), dblock_starts(block_starts), dids(ids), dlast(last), dslots(slots);
-      const AttentionBatch batch{rows, rows, starts.data(), block_starts.data(), dstarts.get(),
-                                 dblock_starts.get(), dids.get(), dlast.get()};
+      for (int i = 0; i < rows * blocks_each; ++i)
+        ids[i] = static_cast<int>(static_cast<uint64_t>(i) * 7919 % (rows * blocks_each));
+      for (int r = 0; r < rows; ++r)
+        slots[r] = ids[(r + 1) * blocks_each - 1] * block_tokens + block_tokens - 1;
+      const DeviceBuffer<int> dstarts(starts), dblock_starts(block_starts), dids(ids), dlast(last),
+          dslots(slots);
+      const AttentionBatch batch{rows,          rows,
+                                 starts.data(), block_starts.data(),
+                                 dstarts.get(), dblock_starts.get(),
+                                 dids.get(),    dlast.get()};
       const auto begin = std::chrono::steady_clock::now();
       for (int i = 0; i < 20; ++i) op.plan(batch, true, nullptr);
-      const double plan_us = std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - begin).count() / 20;
+      const double plan_us =
+          std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - begin)
+              .count() /
+          20;
       check(cudaDeviceSynchronize(), "plan");
       const double us = graph_us([&](cudaStream_t s) {
-        for (int l = 0; l < layers_; ++l)
-          op.run(x_.get(), width, cache, l, scale, y_.get(), s);
+        for (int l = 0; l < layers_; ++l) op.run(x_.get(), width, cache, l, scale, y_.get(), s);
       });
       report(fmt::format("attention {}k d{}", context / 1024, shape.head_dim), rows, us / layers_,
              static_cast<double>(rows) * context * 4 * shape.kv_heads * shape.head_dim);
+      const DecodeShape decode_shape{shape.num_heads, shape.kv_heads, shape.head_dim};
+      const DeviceBuffer<int> contexts(std::vector<int>(rows, context));
+      const double decode_us = graph_us([&](cudaStream_t s) {
+        for (int l = 0; l < layers_; ++l)
+          decode_attention(x_.get(), width, {rows, contexts.get(), dblock_starts.get(), dids.get()},
+                           decode_shape, cache, l, scale, y_.get(), s);
+      });
+      report(fmt::format("decode {}k d{}", context / 1024, shape.head_dim), rows,
+             decode_us / layers_,
+             static_cast<double>(rows) * context * 4 * shape.kv_heads * shape.head_dim);
       const double rope_us = graph_us([&](cudaStream_t s) {
         for (int l = 0; l < layers_; ++l)
-          qk_norm_rope_write_kv(x_.get(), rows, {shape.num_heads, shape.kv_heads, shape.head_dim, shape.head_dim}, norm_weight(),
-                                norm_weight(), cos_sin.get(), cache, l, dslots.get(), s);
+          qk_norm_rope_write_kv(
+              x_.get(), rows, {shape.num_heads, shape.kv_heads, shape.head_dim, shape.head_dim},
+              norm_weight(), norm_weight(), cos_sin.get(), cache, l, dslots.get(), s);
       });
       report("qk norm rope kv", rows, rope_us / layers_, 2.0 * rows * width * 2);
       const double norm_us = graph_us([&](cudaStream_t s) {
-        for (int l = 0; l < layers_; ++l) add_rms_norm(y_.get(), y_.get() + (8 << 20), rows, 2048, norm_weight(), x_.get(), s);
+        for (int l = 0; l < layers_; ++l)
+          add_rms_norm(y_.get(), y_.get() + (8 << 20), rows, 2048, norm_weight(), x_.get(), s);
       });
       report("add rms norm", rows, norm_us / layers_, 8.0 * rows * 2048);
       fmt::print("  plan on the host: {:.1f} us\n", plan_us);
@@ -174,7 +202,8 @@ class Bench {
     std::string out;
     for (const auto& [op, rows] : results_) {
       std::string row;
-      for (const auto& [n, us] : rows) row += fmt::format("{}\"{}\":{:.2f}", row.empty() ? "" : ",", n, us);
+      for (const auto& [n, us] : rows)
+        row += fmt::format("{}\"{}\":{:.2f}", row.empty() ? "" : ",", n, us);
       out += fmt::format("{}\"{}\":{{{}}}", out.empty() ? "" : ",", op, row);
     }
     fmt::print("{{{}}}\n", out);

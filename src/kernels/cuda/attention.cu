@@ -1,10 +1,9 @@
-#include "kernels/cuda/attention.h"
-
 #include <flashinfer/attention/default_prefill_params.cuh>
 #include <flashinfer/attention/prefill.cuh>
 #include <flashinfer/attention/scheduler.cuh>
 #include <flashinfer/attention/variants.cuh>
 
+#include "kernels/cuda/attention.h"
 #include "kernels/cuda/cuda_check.h"
 #include "kernels/cuda/device_buffer.h"
 
@@ -55,8 +54,15 @@ struct Attention::Impl {
 };
 
 Attention::Attention(const AttentionShape& shape, int block_tokens, size_t workspace_bytes)
-    : impl_(new Impl{shape, block_tokens, DeviceBuffer<char>(workspace_bytes),
-                     DeviceBuffer<char>(kIntWorkspaceBytes), {}, {}, 0, {}, {}}) {
+    : impl_(new Impl{shape,
+                     block_tokens,
+                     DeviceBuffer<char>(workspace_bytes),
+                     DeviceBuffer<char>(kIntWorkspaceBytes),
+                     {},
+                     {},
+                     0,
+                     {},
+                     {}}) {
   VAMP_CHECK(shape.head_dim == 64 || shape.head_dim == 128 || shape.head_dim == 256,
              "attention: head_dim {}", shape.head_dim);
   for (int i = 0; i < kStepsInFlight; ++i) {
@@ -79,11 +85,11 @@ void Attention::plan(const AttentionBatch& batch, bool graph, cudaStream_t strea
   check(cudaEventSynchronize(m.copied[m.next]), "waiting for an earlier plan's copy");
   const bool decode = batch.tokens == batch.sequences;
   check(flashinfer::PrefillPlan<int32_t>(
-            m.floats.get(), m.floats.size(), m.ints.get(), m.pinned[m.next], kIntWorkspaceBytes, m.info,
-            const_cast<int32_t*>(batch.query_start_host), const_cast<int32_t*>(batch.block_start_host),
-            batch.tokens, batch.sequences, m.shape.num_heads, m.shape.kv_heads, m.shape.head_dim,
-            m.shape.head_dim, m.block_tokens, graph, sizeof(bf16), -1, -1, false, 0, decode ? 1 : 0,
-            stream),
+            m.floats.get(), m.floats.size(), m.ints.get(), m.pinned[m.next], kIntWorkspaceBytes,
+            m.info, const_cast<int32_t*>(batch.query_start_host),
+            const_cast<int32_t*>(batch.block_start_host), batch.tokens, batch.sequences,
+            m.shape.num_heads, m.shape.kv_heads, m.shape.head_dim, m.shape.head_dim, m.block_tokens,
+            graph, sizeof(bf16), -1, -1, false, 0, decode ? 1 : 0, stream),
         "planning attention");
   check(cudaEventRecord(m.copied[m.next], stream), "cudaEventRecord");
   m.next = (m.next + 1) % kStepsInFlight;
@@ -111,9 +117,9 @@ void Attention::run(const bf16* q, int64_t q_stride, const KvCache& cache, int l
   kv.indptr = const_cast<int32_t*>(m.batch.block_start);
   kv.last_page_len = const_cast<int32_t*>(m.batch.last_block_tokens);
 
-  Params params(const_cast<bf16*>(q), kv, nullptr, const_cast<int32_t*>(m.batch.query_start), nullptr,
-                nullptr, out, nullptr, nullptr, m.shape.num_heads, static_cast<int32_t>(q_stride),
-                m.shape.head_dim, -1, 0.0f, scale, 1.0f, 1e4f);
+  Params params(const_cast<bf16*>(q), kv, nullptr, const_cast<int32_t*>(m.batch.query_start),
+                nullptr, nullptr, out, nullptr, nullptr, m.shape.num_heads,
+                static_cast<int32_t>(q_stride), m.shape.head_dim, -1, 0.0f, scale, 1.0f, 1e4f);
   const auto& info = m.info;
   params.request_indices = m.int_at<int32_t>(info.request_indices_offset);
   params.qo_tile_indices = m.int_at<int32_t>(info.qo_tile_indices_offset);
@@ -128,13 +134,16 @@ void Attention::run(const bf16* q, int64_t q_stride, const KvCache& cache, int l
     params.merge_indptr = m.int_at<int32_t>(info.merge_indptr_offset);
     tmp_v = reinterpret_cast<bf16*>(m.floats.get() + info.v_offset);
     tmp_s = reinterpret_cast<float*>(m.floats.get() + info.s_offset);
-    if (info.enable_cuda_graph) params.block_valid_mask = m.int_at<bool>(info.block_valid_mask_offset);
+    if (info.enable_cuda_graph)
+      params.block_valid_mask = m.int_at<bool>(info.block_valid_mask_offset);
   }
-  if (info.enable_cuda_graph) params.total_num_rows = m.int_at<uint32_t>(info.total_num_rows_offset);
+  if (info.enable_cuda_graph)
+    params.total_num_rows = m.int_at<uint32_t>(info.total_num_rows_offset);
   const int tile = static_cast<int>(info.cta_tile_q);
-  const cudaError_t status = m.shape.head_dim == 64    ? dispatch_tile<64>(tile, params, tmp_v, tmp_s, stream)
-                             : m.shape.head_dim == 128 ? dispatch_tile<128>(tile, params, tmp_v, tmp_s, stream)
-                                                       : dispatch_tile<256>(tile, params, tmp_v, tmp_s, stream);
+  const cudaError_t status =
+      m.shape.head_dim == 64    ? dispatch_tile<64>(tile, params, tmp_v, tmp_s, stream)
+      : m.shape.head_dim == 128 ? dispatch_tile<128>(tile, params, tmp_v, tmp_s, stream)
+                                : dispatch_tile<256>(tile, params, tmp_v, tmp_s, stream);
   check(status, "attention");
 }
 

@@ -1,5 +1,6 @@
-// Attention of a step's tokens over the paged, block-major cache: decode, chunked prefill and both in
-// one batch. FlashInfer's FA2 templates; a host plan cuts long contexts into pieces of equal work.
+// Attention of a step's tokens over the paged, block-major cache: decode, chunked prefill and both
+// in one batch. FlashInfer's FA2 templates; a host plan cuts long contexts into pieces of equal
+// work.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -26,14 +27,14 @@ struct AttentionBatch {
   const int32_t* block_start_host = nullptr;  // [sequences + 1] into block_ids
   const int32_t* query_start = nullptr;       // the same on the device
   const int32_t* block_start = nullptr;
-  const int32_t* block_ids = nullptr;         // device
-  const int32_t* last_block_tokens = nullptr; // device [sequences]: tokens in the last block
+  const int32_t* block_ids = nullptr;          // device
+  const int32_t* last_block_tokens = nullptr;  // device [sequences]: tokens in the last block
 };
 
-// Owns workspaces (of max_workspace_bytes on the device, and pinned staging for two steps in flight).
-// plan() is called once a step from one thread, then run() for each layer on the same stream; both may
-// be captured apart: a graph of run() calls stays valid for every later plan() of the same numbers of
-// sequences and tokens made with graph = true.
+// Owns workspaces (of max_workspace_bytes on the device, and pinned staging for two steps in
+// flight). plan() is called once a step from one thread, then run() for each layer on the same
+// stream; both may be captured apart: a graph of run() calls stays valid for every later plan() of
+// the same numbers of sequences and tokens made with graph = true.
 class Attention {
  public:
   explicit Attention(const AttentionShape& shape, int block_tokens,

@@ -15,6 +15,8 @@ inline void check(cudaError_t status, const char* doing) {
 }
 
 // After a kernel launch: launch errors only, never a device synchronisation.
-inline void check_launch(const char* kernel) { check(cudaGetLastError(), kernel); }
+inline void check_launch(const char* kernel) {
+  check(cudaGetLastError(), kernel);
+}
 
 }  // namespace vamp::cuda

@@ -1,5 +1,5 @@
-// Device memory owned by plain allocations, for workspaces, tests and benchmarks. (Weights and KV live
-// in src/memory.)
+// Device memory owned by plain allocations, for workspaces, tests and benchmarks. (Weights and KV
+// live in src/memory.)
 #pragma once
 
 #include <cuda_runtime_api.h>

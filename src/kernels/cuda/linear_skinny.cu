@@ -1,8 +1,7 @@
-#include "kernels/cuda/linear_skinny.h"
-
 #include <algorithm>
 
 #include "kernels/cuda/cuda_check.h"
+#include "kernels/cuda/linear_skinny.h"
 #include "kernels/cuda/skinny_gemm.cuh"
 
 namespace vamp::cuda {
@@ -59,9 +58,10 @@ template <int kHalves, int kSteps, typename Out>
 __global__ void __launch_bounds__(skinny::kThreads, skinny::kBlocksPerSm)
     linear_kernel(LinearTiles<Out> tiles, int num_tiles) {
   extern __shared__ __align__(16) char memory[];
-  skinny::run<kRowTiles, kHalves, kSteps>(tiles, skinny::first_tile(num_tiles, blockIdx.x),
-                                          skinny::first_tile(num_tiles, blockIdx.x + 1), tiles.K,
-                                          *reinterpret_cast<Shared*>(memory));
+  allow_next();
+  skinny::run<kRowTiles, kHalves, kSteps, /*kWaitAfterFill=*/true>(
+      tiles, skinny::first_tile(num_tiles, blockIdx.x),
+      skinny::first_tile(num_tiles, blockIdx.x + 1), tiles.K, *reinterpret_cast<Shared*>(memory));
 }
 
 template <typename Out>
@@ -73,9 +73,9 @@ void launch(const LinearTiles<Out>& tiles, cudaStream_t stream) {
     const auto kernel = linear_kernel<halves.value, steps.value, Out>;
     check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Shared)),
           "linear_skinny's shared memory");
-    kernel<<<skinny::grid_size(num_tiles), skinny::kThreads, sizeof(Shared), stream>>>(tiles, num_tiles);
+    launch_overlapped("linear_skinny", kernel, skinny::grid_size(num_tiles), skinny::kThreads,
+                      sizeof(Shared), stream, tiles, num_tiles);
   });
-  check_launch("linear_skinny");
 }
 
 }  // namespace
@@ -85,8 +85,8 @@ void linear_skinny(const __nv_bfloat16* x, const __nv_bfloat16* w, const __nv_bf
   launch(LinearTiles<__nv_bfloat16>{x, w, bias, y, T, N, K, accumulate}, stream);
 }
 
-void linear_skinny_f32(const __nv_bfloat16* x, const __nv_bfloat16* w, float* y, int T, int N, int K,
-                       cudaStream_t stream) {
+void linear_skinny_f32(const __nv_bfloat16* x, const __nv_bfloat16* w, float* y, int T, int N,
+                       int K, cudaStream_t stream) {
   launch(LinearTiles<float>{x, w, nullptr, y, T, N, K, false}, stream);
 }
 

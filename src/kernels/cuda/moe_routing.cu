@@ -1,6 +1,6 @@
-#include "kernels/cuda/moe_routing.h"
-
 #include "kernels/cuda/cuda_check.h"
+#include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/moe_routing.h"
 #include "kernels/cuda/vec.cuh"
 
 namespace vamp::cuda {
@@ -128,7 +128,9 @@ __global__ void __launch_bounds__(kBlock)
   __shared__ int counts[kBlock];
   __shared__ uint16_t warp_count[kWarps][kExperts];  // pairs of a warp by expert, then their prefix
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  allow_next();
   for (int i = threadIdx.x; i < kWarps * kExperts; i += kBlock) (&warp_count[0][0])[i] = 0;
+  wait_for_previous();
   for (int t = warp; t < T; t += kWarps) {
     route_token<kPerLane>(logits + static_cast<size_t>(t) * E, E, top_k, renormalise,
                           experts + t * top_k, out.weights + t * top_k);
@@ -161,6 +163,8 @@ __global__ void __launch_bounds__(kBlock)
 
 __global__ void __launch_bounds__(256)
     route_kernel(const float* logits, Routing out, int T, int E, int top_k, bool renormalise) {
+  allow_next();
+  wait_for_previous();
   const int t = blockIdx.x * 8 + threadIdx.x / 32;
   if (t >= T) return;
   route_any(logits + static_cast<size_t>(t) * E, E, top_k, renormalise,
@@ -170,7 +174,9 @@ __global__ void __launch_bounds__(256)
 
 __global__ void __launch_bounds__(kBlock) count_kernel(Routing out, int pairs, int E) {
   __shared__ int counts[kRoutingMaxExperts];
+  allow_next();
   counts[threadIdx.x] = 0;
+  wait_for_previous();
   __syncthreads();
   for (int p = threadIdx.x; p < pairs; p += kBlock) atomicAdd(&counts[out.experts[p]], 1);
   __syncthreads();
@@ -179,6 +185,8 @@ __global__ void __launch_bounds__(kBlock) count_kernel(Routing out, int pairs, i
 
 // One warp an expert: it reads all pairs in order and keeps its own, 32 at a time.
 __global__ void __launch_bounds__(256) place_kernel(Routing out, int pairs, int E) {
+  allow_next();
+  wait_for_previous();
   const int e = blockIdx.x * 8 + threadIdx.x / 32, lane = threadIdx.x % 32;
   if (e >= E) return;
   int next = out.expert_start[e];
@@ -202,8 +210,8 @@ __global__ void __launch_bounds__(256) place_kernel(Routing out, int pairs, int 
 
 }  // namespace
 
-void route(const float* logits, const Routing& out, int T, int E, int top_k,
-                 bool renormalise, cudaStream_t stream) {
+void route(const float* logits, const Routing& out, int T, int E, int top_k, bool renormalise,
+           cudaStream_t stream) {
   VAMP_CHECK(T >= 0 && T <= kRoutingMaxTokens && E >= 1 && E <= kRoutingMaxExperts && top_k >= 1 &&
                  top_k <= kMaxTopK && top_k <= E,
              "route: T={} E={} top_k={}", T, E, top_k);
@@ -213,13 +221,15 @@ void route(const float* logits, const Routing& out, int T, int E, int top_k,
                         : E <= 128 ? route_small_kernel<4>
                         : E <= 256 ? route_small_kernel<8>
                                    : route_small_kernel<16>;
-    kernel<<<1, kBlock, 0, stream>>>(logits, out, T, E, top_k, renormalise);
+    launch_overlapped("route", kernel, 1, kBlock, 0, stream, logits, out, T, E, top_k, renormalise);
   } else {
-    route_kernel<<<(T + 7) / 8, 256, 0, stream>>>(logits, out, T, E, top_k, renormalise);
-    count_kernel<<<1, kBlock, 0, stream>>>(out, num_pairs, E);
-    place_kernel<<<(E + 7) / 8, 256, 0, stream>>>(out, num_pairs, E);
+    if (T > 0)
+      launch_overlapped("route", route_kernel, (T + 7) / 8, 256, 0, stream, logits, out, T, E,
+                        top_k, renormalise);
+    launch_overlapped("route: counts", count_kernel, 1, kBlock, 0, stream, out, num_pairs, E);
+    launch_overlapped("route: places", place_kernel, (E + 7) / 8, 256, 0, stream, out, num_pairs,
+                      E);
   }
-  check_launch("route");
 }
 
 }  // namespace vamp::cuda

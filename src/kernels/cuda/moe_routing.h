@@ -15,8 +15,8 @@ struct WorkItem {
 };
 inline constexpr int kRoutingWorkTokens = 16;
 
-// Device arrays that route() fills: the backend-neutral lists (slots of a token by falling weight), and
-// the work cut to size, so that a launch's blocks need not look for it.
+// Device arrays that route() fills: the backend-neutral lists (slots of a token by falling weight),
+// and the work cut to size, so that a launch's blocks need not look for it.
 struct Routing : MoeRouting {
   WorkItem* work = nullptr;           // [max_work_items()], by expert
   int32_t* num_work = nullptr;        // [1]
@@ -36,7 +36,7 @@ inline constexpr int kRoutingMaxExperts = 1024;
 // softmax over the E logits of each token in f32, the top_k largest (ties: the lower expert), their
 // probabilities, divided by their sum when `renormalise`.
 //   logits [T, E] f32; top_k <= 16. Asynchronous, capturable; T may be 0.
-void route(const float* logits, const Routing& out, int T, int E, int top_k,
-                 bool renormalise, cudaStream_t stream);
+void route(const float* logits, const Routing& out, int T, int E, int top_k, bool renormalise,
+           cudaStream_t stream);
 
 }  // namespace vamp::cuda

@@ -1,8 +1,7 @@
-#include "kernels/cuda/moe_skinny.h"
-
 #include <algorithm>
 
 #include "kernels/cuda/cuda_check.h"
+#include "kernels/cuda/moe_skinny.h"
 #include "kernels/cuda/skinny_gemm.cuh"
 
 namespace vamp::cuda {
@@ -18,8 +17,8 @@ __device__ const bf16* expert_matrix(const void* base, size_t stride, int expert
   return reinterpret_cast<const bf16*>(static_cast<const char*>(base) + expert * stride);
 }
 
-// Tiles run over work items (an expert and up to 16 of its pairs), then over the expert's rows. Outputs
-// of a tile are dealt to threads as (column = thread / outputs, output = thread % outputs).
+// Tiles run over work items (an expert and up to 16 of its pairs), then over the expert's rows.
+// Outputs of a tile are dealt to threads as (column = thread / outputs, output = thread % outputs).
 template <int kOutputs>
 struct MoeTiles {
   MoeWeights weights;
@@ -60,6 +59,7 @@ struct MoeTiles {
 // A tile is 8 gate rows and the 8 up rows of the same indices.
 constexpr int kGateRows = Shared::kRows / 2;
 struct GateUpTiles : MoeTiles<kGateRows> {
+  static constexpr bool kFollowsMoe = false;
   const bf16* x;
   bf16* activation;
 
@@ -70,7 +70,8 @@ struct GateUpTiles : MoeTiles<kGateRows> {
     return expert_matrix(weights.gate_up, weights.gate_up_stride, cursor.work.expert) +
            static_cast<size_t>(i + r / kGateRows * shape.intermediate) * shape.hidden;
   }
-  __device__ bool tokens(Cursor& cursor, int tile, int group, const bf16*& x0, const bf16*& x1) const {
+  __device__ bool tokens(Cursor& cursor, int tile, int group, const bf16*& x0,
+                         const bf16*& x1) const {
     int p0, p1;
     if (!find_pairs(cursor, tile, group, p0, p1)) return false;
     x0 = p0 < 0 ? nullptr : x + static_cast<size_t>(p0 / shape.top_k) * shape.hidden;
@@ -88,6 +89,7 @@ struct GateUpTiles : MoeTiles<kGateRows> {
 };
 
 struct DownTiles : MoeTiles<Shared::kRows> {
+  static constexpr bool kFollowsMoe = true;
   const bf16* activation;
   float* y;
 
@@ -99,7 +101,8 @@ struct DownTiles : MoeTiles<Shared::kRows> {
     return expert_matrix(weights.down, weights.down_stride, cursor.work.expert) +
            static_cast<size_t>(h) * shape.intermediate;
   }
-  __device__ bool tokens(Cursor& cursor, int tile, int group, const bf16*& x0, const bf16*& x1) const {
+  __device__ bool tokens(Cursor& cursor, int tile, int group, const bf16*& x0,
+                         const bf16*& x1) const {
     int p0, p1;
     if (!find_pairs(cursor, tile, group, p0, p1)) return false;
     x0 = p0 < 0 ? nullptr : activation + static_cast<size_t>(p0) * shape.intermediate;
@@ -110,17 +113,24 @@ struct DownTiles : MoeTiles<Shared::kRows> {
     const int column = threadIdx.x / Shared::kRows, r = threadIdx.x % Shared::kRows;
     const int h = tile_in_item(cursor, tile) * Shared::kRows + r;
     if (cursor.output_pair < 0 || h >= shape.hidden) return;
-    y[static_cast<size_t>(cursor.output_pair) * shape.hidden + h] = skinny::total(partial, column, r);
+    y[static_cast<size_t>(cursor.output_pair) * shape.hidden + h] =
+        skinny::total(partial, column, r);
   }
 };
 
 template <int kHalves, int kSteps, typename Tiles>
-__global__ void __launch_bounds__(skinny::kThreads, skinny::kBlocksPerSm) moe_kernel(Tiles tiles, int K) {
+__global__ void __launch_bounds__(skinny::kThreads, skinny::kBlocksPerSm)
+    moe_kernel(Tiles tiles, int K) {
   extern __shared__ __align__(16) char memory[];
+  // Routing, and whatever staged the weights, must have ended before gate_up reads either: it
+  // waits. The next kernel is let go only then, so that `down`, which follows, may fill its
+  // pipeline at once and waits for the activations alone.
+  if constexpr (!Tiles::kFollowsMoe) wait_for_previous();
+  allow_next();
   const int num_tiles = *tiles.routing.num_work * tiles.tiles_per_item;
-  skinny::run<kRowTiles, kHalves, kSteps>(tiles, skinny::first_tile(num_tiles, blockIdx.x),
-                                          skinny::first_tile(num_tiles, blockIdx.x + 1), K,
-                                          *reinterpret_cast<Shared*>(memory));
+  skinny::run<kRowTiles, kHalves, kSteps, /*kWaitAfterFill=*/Tiles::kFollowsMoe>(
+      tiles, skinny::first_tile(num_tiles, blockIdx.x),
+      skinny::first_tile(num_tiles, blockIdx.x + 1), K, *reinterpret_cast<Shared*>(memory));
 }
 
 template <typename Tiles>
@@ -129,10 +139,11 @@ void launch(const Tiles& tiles, int tokens, int K, const char* name, cudaStream_
   // An expert has no more pairs than there are tokens.
   skinny::with_shape(tokens, K, [&](auto halves, auto steps) {
     const auto kernel = moe_kernel<halves.value, steps.value, Tiles>;
-    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Shared)), name);
-    kernel<<<skinny::grid_size(most), skinny::kThreads, sizeof(Shared), stream>>>(tiles, K);
+    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Shared)),
+          name);
+    launch_overlapped(name, kernel, skinny::grid_size(most), skinny::kThreads, sizeof(Shared),
+                      stream, tiles, K);
   });
-  check_launch(name);
 }
 
 }  // namespace
@@ -143,8 +154,8 @@ void moe_skinny_gate_up(const __nv_bfloat16* x, int tokens, const MoeShape& shap
   VAMP_CHECK(shape.intermediate % 8 == 0 && shape.hidden % 8 == 0 && weights.dtype == DType::kBf16,
              "moe_skinny: hidden {}, intermediate {}", shape.hidden, shape.intermediate);
   if (tokens == 0) return;
-  launch(GateUpTiles{{weights, routing, shape, shape.intermediate / kGateRows}, x, activation}, tokens,
-         shape.hidden, "moe_skinny_gate_up", stream);
+  launch(GateUpTiles{{weights, routing, shape, shape.intermediate / kGateRows}, x, activation},
+         tokens, shape.hidden, "moe_skinny_gate_up", stream);
 }
 
 void moe_skinny_down(const __nv_bfloat16* activation, int tokens, const MoeShape& shape,
@@ -152,8 +163,8 @@ void moe_skinny_down(const __nv_bfloat16* activation, int tokens, const MoeShape
                      cudaStream_t stream) {
   if (tokens == 0) return;
   const int tiles = (shape.hidden + Shared::kRows - 1) / Shared::kRows;
-  launch(DownTiles{{weights, routing, shape, tiles}, activation, y}, tokens,
-         shape.intermediate, "moe_skinny_down", stream);
+  launch(DownTiles{{weights, routing, shape, tiles}, activation, y}, tokens, shape.intermediate,
+         "moe_skinny_down", stream);
 }
 
 }  // namespace vamp::cuda

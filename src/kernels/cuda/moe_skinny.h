@@ -1,5 +1,5 @@
-// Experts' products for few tokens (decode): every activated expert's bytes are read once, and those
-// bytes are the whole cost.
+// Experts' products for few tokens (decode): every activated expert's bytes are read once, and
+// those bytes are the whole cost.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -17,7 +17,8 @@ void moe_skinny_gate_up(const __nv_bfloat16* x, int tokens, const MoeShape& shap
                         const MoeWeights& weights, const Routing& routing,
                         __nv_bfloat16* activation, cudaStream_t stream);
 
-// y[pair] = activation[pair] down[expert]ᵀ:  y [tokens * top_k, H] f32.
+// y[pair] = activation[pair] down[expert]ᵀ:  y [tokens * top_k, H] f32. Must be the launch right
+// after moe_skinny_gate_up on the stream: its reading of weights begins while that one ends.
 void moe_skinny_down(const __nv_bfloat16* activation, int tokens, const MoeShape& shape,
                      const MoeWeights& weights, const Routing& routing, float* y,
                      cudaStream_t stream);

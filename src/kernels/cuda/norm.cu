@@ -1,6 +1,6 @@
-#include "kernels/cuda/norm.h"
-
 #include "kernels/cuda/cuda_check.h"
+#include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/norm.h"
 #include "kernels/cuda/vec.cuh"
 
 namespace vamp::cuda {
@@ -80,9 +80,11 @@ template <bool kHasDelta>
 __global__ void __launch_bounds__(kThreads)
     add_rms_norm_kernel(const __nv_bfloat16* __restrict__ delta, __nv_bfloat16* residual, int cols,
                         NormWeight weight, __nv_bfloat16* __restrict__ out) {
+  allow_next();
+  wait_for_previous();
   const size_t row = static_cast<size_t>(blockIdx.x) * cols;
   norm_row<kHasDelta>(residual + row, cols, weight.data, weight.eps, weight.one_plus,
-                      out ? out + row : nullptr, [&](int i, float (&x)[8]) {
+                      out ? out + row : nullptr, [&](int i, float(&x)[8]) {
                         float d[8];
                         unpack(load_bf16x8(delta + row + i), d);
 #pragma unroll
@@ -94,8 +96,10 @@ __global__ void __launch_bounds__(kThreads)
     combine_rms_norm_kernel(const float* __restrict__ y, MoeShape shape, Routing routing,
                             __nv_bfloat16* residual, NormWeight weight,
                             __nv_bfloat16* __restrict__ out) {
+  allow_next();
+  wait_for_previous();
   const size_t token = blockIdx.x, row = token * shape.hidden;
-  const auto add = [&](int i, float (&x)[8]) {
+  const auto add = [&](int i, float(&x)[8]) {
     float sum[8] = {};
     for (int k = 0; k < shape.top_k; ++k) {
       const size_t pair = token * shape.top_k + k;
@@ -119,22 +123,19 @@ void add_rms_norm(const __nv_bfloat16* delta, __nv_bfloat16* residual, int rows,
                   const NormWeight& weight, __nv_bfloat16* out, cudaStream_t stream) {
   VAMP_CHECK(cols % 8 == 0 && cols <= kNormMaxCols, "add_rms_norm: {} columns", cols);
   if (rows == 0) return;
-  if (delta) {
-    add_rms_norm_kernel<true><<<rows, kThreads, 0, stream>>>(delta, residual, cols, weight, out);
-  } else {
-    add_rms_norm_kernel<false><<<rows, kThreads, 0, stream>>>(delta, residual, cols, weight, out);
-  }
-  check_launch("add_rms_norm");
+  const auto kernel = delta ? add_rms_norm_kernel<true> : add_rms_norm_kernel<false>;
+  launch_overlapped("add_rms_norm", kernel, rows, kThreads, 0, stream, delta, residual, cols,
+                    weight, out);
 }
 
 void moe_combine_rms_norm(const float* y, int tokens, const MoeShape& shape, const Routing& routing,
                           __nv_bfloat16* residual, const NormWeight& weight, __nv_bfloat16* out,
                           cudaStream_t stream) {
-  VAMP_CHECK(shape.hidden % 8 == 0 && shape.hidden <= kNormMaxCols, "moe_combine_rms_norm: {} columns",
-             shape.hidden);
+  VAMP_CHECK(shape.hidden % 8 == 0 && shape.hidden <= kNormMaxCols,
+             "moe_combine_rms_norm: {} columns", shape.hidden);
   if (tokens == 0) return;
-  combine_rms_norm_kernel<<<tokens, kThreads, 0, stream>>>(y, shape, routing, residual, weight, out);
-  check_launch("moe_combine_rms_norm");
+  launch_overlapped("moe_combine_rms_norm", combine_rms_norm_kernel, tokens, kThreads, 0, stream, y,
+                    shape, routing, residual, weight, out);
 }
 
 }  // namespace vamp::cuda

@@ -1,5 +1,5 @@
-// The CUDA ops against plain double-precision loops on the host. Without a GPU every test says so and
-// is skipped.
+// The CUDA ops against plain double-precision loops on the host. Without a GPU every test says so
+// and is skipped.
 #include <cuda_bf16.h>
 #include <gtest/gtest.h>
 
@@ -9,10 +9,11 @@
 #include <vector>
 
 #include "base/random.h"
+#include "kernels/cuda/attention.h"
+#include "kernels/cuda/decode_attention.h"
 #include "kernels/cuda/device_buffer.h"
 #include "kernels/cuda/linear_skinny.h"
 #include "kernels/cuda/moe_routing.h"
-#include "kernels/cuda/attention.h"
 #include "kernels/cuda/moe_skinny.h"
 #include "kernels/cuda/norm.h"
 #include "kernels/cuda/qk_rope_kv.h"
@@ -35,7 +36,8 @@ std::vector<bf16> random_bf16(Random& random, size_t count, double scale) {
   return v;
 }
 
-// bf16 keeps 8 bits: one rounding of the result is 2^-9 of it; the f32 sum's own error is far below.
+// bf16 keeps 8 bits: one rounding of the result is 2^-9 of it; the f32 sum's own error is far
+// below.
 void expect_close(const std::vector<bf16>& got, const std::vector<double>& want, double scale) {
   ASSERT_EQ(got.size(), want.size());
   for (size_t i = 0; i < got.size(); ++i) {
@@ -55,7 +57,8 @@ TEST_P(LinearSkinny, MatchesHost) {
   Random random(static_cast<uint64_t>(T * 1000003 + N * 101 + K));
   const auto x = random_bf16(random, static_cast<size_t>(T) * K, 1.0);
   const auto w = random_bf16(random, static_cast<size_t>(N) * K, 1.0 / std::sqrt(K));
-  const auto bias = random_bf16(random, N, 1.0), old = random_bf16(random, static_cast<size_t>(T) * N, 1.0);
+  const auto bias = random_bf16(random, N, 1.0),
+             old = random_bf16(random, static_cast<size_t>(T) * N, 1.0);
   std::vector<double> want(static_cast<size_t>(T) * N), accumulated(want.size());
   for (int t = 0; t < T; ++t) {
     for (int n = 0; n < N; ++n) {
@@ -79,8 +82,8 @@ TEST_P(LinearSkinny, MatchesHost) {
   const auto together = y.to_host();
   DeviceBuffer<bf16> alone(N);
   for (int t = 0; t < T; ++t) {
-    linear_skinny(dx.get() + static_cast<size_t>(t) * K, dw.get(), dbias.get(), alone.get(), 1, N, K,
-                  false, nullptr);
+    linear_skinny(dx.get() + static_cast<size_t>(t) * K, dw.get(), dbias.get(), alone.get(), 1, N,
+                  K, false, nullptr);
     const auto row = alone.to_host();
     for (int n = 0; n < N; ++n)
       ASSERT_EQ(__bfloat162float(row[n]), __bfloat162float(together[t * N + n])) << t << " " << n;
@@ -98,8 +101,13 @@ struct RoutingBuffers {
   DeviceBuffer<float> weights;
   DeviceBuffer<uint32_t> counts;
   RoutingBuffers(int T, int E, int top_k)
-      : experts(std::max(1, T * top_k)), pairs(std::max(1, T * top_k)), start(E + 1), num_work(1),
-        work(max_work_items(T, {E, top_k, 0, 0}) + 1), weights(std::max(1, T * top_k)), counts(E) {
+      : experts(std::max(1, T * top_k)),
+        pairs(std::max(1, T * top_k)),
+        start(E + 1),
+        num_work(1),
+        work(max_work_items(T, {E, top_k, 0, 0}) + 1),
+        weights(std::max(1, T * top_k)),
+        counts(E) {
     check(cudaMemset(counts.get(), 0, counts.size() * 4), "clearing counts");
   }
   Routing view() const {
@@ -127,7 +135,8 @@ TEST_P(Route, MatchesHost) {
   Random random(static_cast<uint64_t>(c.T * 7919 + c.E));
   std::vector<float> logits(static_cast<size_t>(c.T) * c.E);
   for (size_t i = 0; i < logits.size(); ++i) {
-    logits[i] = c.ties ? static_cast<float>(random.below(4)) : static_cast<float>(random.normal() * 2);
+    logits[i] =
+        c.ties ? static_cast<float>(random.below(4)) : static_cast<float>(random.normal() * 2);
     if (c.one_expert) logits[i] = i % c.E == static_cast<size_t>(c.E - 1) ? 20.0f : logits[i];
   }
   const DeviceBuffer<float> device_logits(logits);
@@ -147,7 +156,8 @@ TEST_P(Route, MatchesHost) {
     std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return row[a] > row[b]; });
     double all = 0, chosen = 0;
     for (int e = 0; e < c.E; ++e) all += std::exp(static_cast<double>(row[e]) - row[order[0]]);
-    for (int k = 0; k < c.top_k; ++k) chosen += std::exp(static_cast<double>(row[order[k]]) - row[order[0]]);
+    for (int k = 0; k < c.top_k; ++k)
+      chosen += std::exp(static_cast<double>(row[order[k]]) - row[order[0]]);
     for (int k = 0; k < c.top_k; ++k) {
       const int pair = t * c.top_k + k;
       ASSERT_EQ(experts[pair], order[k]) << "token " << t << " slot " << k;
@@ -196,12 +206,15 @@ TEST_P(MoeSkinny, MatchesHost) {
   const MoeCase c = GetParam();
   Random random(static_cast<uint64_t>(c.T * 31 + c.E));
   const auto x = random_bf16(random, static_cast<size_t>(c.T) * c.H, 1.0);
-  const auto gate_up = random_bf16(random, static_cast<size_t>(c.E) * 2 * c.I * c.H, 1.0 / std::sqrt(c.H));
+  const auto gate_up =
+      random_bf16(random, static_cast<size_t>(c.E) * 2 * c.I * c.H, 1.0 / std::sqrt(c.H));
   const auto down = random_bf16(random, static_cast<size_t>(c.E) * c.H * c.I, 1.0 / std::sqrt(c.I));
   const auto residual = random_bf16(random, static_cast<size_t>(c.T) * c.H, 1.0);
   std::vector<float> logits(static_cast<size_t>(c.T) * c.E);
   for (size_t i = 0; i < logits.size(); ++i)
-    logits[i] = c.one_expert && i % c.E < static_cast<size_t>(c.top_k) ? 9.0f : static_cast<float>(random.normal());
+    logits[i] = c.one_expert && i % c.E < static_cast<size_t>(c.top_k)
+                    ? 9.0f
+                    : static_cast<float>(random.normal());
   const DeviceBuffer<bf16> dx(x), dgu(gate_up), dd(down);
   DeviceBuffer<bf16> dresidual(residual), activation(static_cast<size_t>(c.T) * c.top_k * c.I);
   DeviceBuffer<float> y(static_cast<size_t>(c.T) * c.top_k * c.H);
@@ -242,7 +255,8 @@ TEST_P(MoeSkinny, MatchesHost) {
       const bf16* d = &down[static_cast<size_t>(experts[pair]) * c.H * c.I];
       for (int h = 0; h < c.H; ++h) {
         double sum = 0;
-        for (int i = 0; i < c.I; ++i) sum += a[i] * __bfloat162float(d[static_cast<size_t>(h) * c.I + i]);
+        for (int i = 0; i < c.I; ++i)
+          sum += a[i] * __bfloat162float(d[static_cast<size_t>(h) * c.I + i]);
         want[t * c.H + h] += w[pair] * sum;
       }
     }
@@ -275,7 +289,8 @@ TEST_P(AddRmsNorm, MatchesHost) {
     double squares = 0;
     for (int i = 0; i < c.cols; ++i) {
       const size_t at = static_cast<size_t>(r) * c.cols + i;
-      const float sum = __bfloat162float(residual[at]) + (c.delta ? __bfloat162float(delta[at]) : 0.0f);
+      const float sum =
+          __bfloat162float(residual[at]) + (c.delta ? __bfloat162float(delta[at]) : 0.0f);
       want_residual[at] = __bfloat162float(__float2bfloat16(sum));
       squares += want_residual[at] * want_residual[at];
     }
@@ -295,8 +310,10 @@ TEST_P(AddRmsNorm, MatchesHost) {
   expect_close(out.to_host(), want, 1.0);
 }
 INSTANTIATE_TEST_SUITE_P(Shapes, AddRmsNorm,
-                         testing::Values(NormCase{1, 2048, true, false}, NormCase{5, 2048, false, true},
-                                         NormCase{3, 72, true, false}, NormCase{2, 8192, true, true}));
+                         testing::Values(NormCase{1, 2048, true, false},
+                                         NormCase{5, 2048, false, true},
+                                         NormCase{3, 72, true, false},
+                                         NormCase{2, 8192, true, true}));
 
 struct AttentionCase {
   int heads, kv_heads, head_dim, rotary_dim, block_tokens;
@@ -305,8 +322,8 @@ struct AttentionCase {
 };
 class AttentionPath : public testing::TestWithParam<AttentionCase> {};
 
-// From the projection's output to attention's: rotate, write, attend, all against double loops over the
-// tokens' own history.
+// From the projection's output to attention's: rotate, write, attend, all against double loops over
+// the tokens' own history.
 TEST_P(AttentionPath, MatchesHost) {
   SKIP_WITHOUT_GPU();
   const AttentionCase c = GetParam();
@@ -315,7 +332,8 @@ TEST_P(AttentionPath, MatchesHost) {
   KvCache cache{nullptr, {layers, c.kv_heads, D, c.block_tokens, DType::kBf16}};
   std::vector<int> query_start{0}, block_start{0}, ids, last, slots, positions;
   int blocks = 0;
-  for (auto [before, fresh] : c.sequences) blocks += (before + fresh + c.block_tokens - 1) / c.block_tokens;
+  for (auto [before, fresh] : c.sequences)
+    blocks += (before + fresh + c.block_tokens - 1) / c.block_tokens;
   std::vector<int> shuffled(blocks);
   std::iota(shuffled.begin(), shuffled.end(), 0);
   for (int i = blocks - 1; i > 0; --i) std::swap(shuffled[i], shuffled[random.below(i + 1)]);
@@ -348,13 +366,15 @@ TEST_P(AttentionPath, MatchesHost) {
   // Host: rotated q, and k and v as they must then lie in the cache.
   std::vector<double> q(static_cast<size_t>(tokens) * c.heads * D);
   const auto place = [&](int slot, int head, bool value) {
-    return slot / c.block_tokens * cache.layout.block_stride() + (value ? cache.layout.v_offset() : 0) +
+    return slot / c.block_tokens * cache.layout.block_stride() +
+           (value ? cache.layout.v_offset() : 0) +
            cache.layout.k_offset(layer, head, slot % c.block_tokens);
   };
   for (int t = 0; t < tokens; ++t) {
     for (int h = 0; h < c.heads + 2 * c.kv_heads; ++h) {
       std::vector<double> x(D);
-      for (int d = 0; d < D; ++d) x[d] = __bfloat162float(qkv[static_cast<size_t>(t) * width + h * D + d]);
+      for (int d = 0; d < D; ++d)
+        x[d] = __bfloat162float(qkv[static_cast<size_t>(t) * width + h * D + d]);
       if (h < c.heads + c.kv_heads) {
         double squares = 0;
         for (double v : x) squares += v * v;
@@ -362,7 +382,8 @@ TEST_P(AttentionPath, MatchesHost) {
           for (int d = 0; d < D; ++d) x[d] *= weight[d] / std::sqrt(squares / D + 1e-6);
         const std::vector<double> old = x;
         for (int i = 0; i < half; ++i) {
-          const double cosine = cos_sin[t * c.rotary_dim + i], sine = cos_sin[t * c.rotary_dim + half + i];
+          const double cosine = cos_sin[t * c.rotary_dim + i],
+                       sine = cos_sin[t * c.rotary_dim + half + i];
           x[i] = old[i] * cosine - old[i + half] * sine;
           x[i + half] = old[i + half] * cosine + old[i] * sine;
         }
@@ -383,61 +404,88 @@ TEST_P(AttentionPath, MatchesHost) {
   for (int t = 0; t < tokens; ++t)
     for (int h = 0; h < c.kv_heads; ++h)
       for (int d = 0; d < D; ++d)
-        before[place(slots[t], h, false) + d] = before[place(slots[t], h, true) + d] = __float2bfloat16(77.0f);
+        before[place(slots[t], h, false) + d] = before[place(slots[t], h, true) + d] =
+            __float2bfloat16(77.0f);
   DeviceBuffer<bf16> darena(before), dqkv(qkv), out(static_cast<size_t>(tokens) * c.heads * D);
   cache.arena = darena.get();
   const DeviceBuffer<float> dcos_sin(cos_sin), dweight(weight);
-  const DeviceBuffer<int> dslots(slots), dquery_start(query_start), dblock_start(block_start), dids(ids), dlast(last);
+  const DeviceBuffer<int> dslots(slots), dquery_start(query_start), dblock_start(block_start),
+      dids(ids), dlast(last);
   const NormWeight norm = c.norm ? NormWeight{dweight.get(), 1e-6f, false} : NormWeight{};
   qk_norm_rope_write_kv(dqkv.get(), tokens, {c.heads, c.kv_heads, D, c.rotary_dim}, norm, norm,
                         dcos_sin.get(), cache, layer, dslots.get(), nullptr);
   const auto written = darena.to_host();
   for (size_t i = 0; i < arena.size(); ++i)
-    ASSERT_NEAR(__bfloat162float(written[i]), __bfloat162float(arena[i]), std::abs(__bfloat162float(arena[i])) * 0x1p-7 + 1e-5) << i;
+    ASSERT_NEAR(__bfloat162float(written[i]), __bfloat162float(arena[i]),
+                std::abs(__bfloat162float(arena[i])) * 0x1p-7 + 1e-5)
+        << i;
 
-  Attention attention({c.heads, c.kv_heads, D}, c.block_tokens, size_t{64} << 20);
-  const AttentionBatch batch{static_cast<int>(c.sequences.size()), tokens, query_start.data(), block_start.data(),
-                             dquery_start.get(), dblock_start.get(), dids.get(), dlast.get()};
+  // P is rounded to bf16 before it meets V: 2^-9 of values of about 1, averaged.
+  std::vector<double> want(static_cast<size_t>(tokens) * c.heads * D);
   const float scale = 1.0f / std::sqrt(static_cast<float>(D));
-  for (bool graph : {false, true}) {
-    check(cudaMemset(out.get(), 0xff, out.size() * 2), "poison");
-    attention.plan(batch, graph, nullptr);
-    attention.run(dqkv.get(), width, cache, layer, scale, out.get(), nullptr);
-    const auto got = out.to_host();
-    for (size_t s = 0; s < c.sequences.size(); ++s) {
-      for (int t = query_start[s]; t < query_start[s + 1]; ++t) {
-        for (int h = 0; h < c.heads; ++h) {
-          const int kv_head = h / (c.heads / c.kv_heads), context = positions[t] + 1;
-          std::vector<double> p(context), want(D);
-          double most = -1e30, sum = 0;
-          for (int j = 0; j < context; ++j) {
-            const int slot = ids[block_start[s] + j / c.block_tokens] * c.block_tokens + j % c.block_tokens;
-            double dot = 0;
-            for (int d = 0; d < D; ++d)
-              dot += q[(static_cast<size_t>(t) * c.heads + h) * D + d] * __bfloat162float(arena[place(slot, kv_head, false) + d]);
-            p[j] = dot * scale;
-            most = std::max(most, p[j]);
-          }
-          for (int j = 0; j < context; ++j) sum += p[j] = std::exp(p[j] - most);
-          for (int j = 0; j < context; ++j) {
-            const int slot = ids[block_start[s] + j / c.block_tokens] * c.block_tokens + j % c.block_tokens;
-            for (int d = 0; d < D; ++d) want[d] += p[j] / sum * __bfloat162float(arena[place(slot, kv_head, true) + d]);
-          }
-          // P is rounded to bf16 before it meets V: 2^-9 of values of about 1, averaged.
+  for (size_t s = 0; s < c.sequences.size(); ++s) {
+    for (int t = query_start[s]; t < query_start[s + 1]; ++t) {
+      for (int h = 0; h < c.heads; ++h) {
+        const int kv_head = h / (c.heads / c.kv_heads), context = positions[t] + 1;
+        const size_t row = (static_cast<size_t>(t) * c.heads + h) * D;
+        const auto slot = [&](int j) {
+          return ids[block_start[s] + j / c.block_tokens] * c.block_tokens + j % c.block_tokens;
+        };
+        std::vector<double> p(context);
+        double most = -1e30, sum = 0;
+        for (int j = 0; j < context; ++j) {
           for (int d = 0; d < D; ++d)
-            ASSERT_NEAR(__bfloat162float(got[(static_cast<size_t>(t) * c.heads + h) * D + d]), want[d], 0.02)
-                << "sequence " << s << " token " << t << " head " << h << " dim " << d << " graph " << graph;
+            p[j] += q[row + d] * __bfloat162float(arena[place(slot(j), kv_head, false) + d]);
+          p[j] *= scale;
+          most = std::max(most, p[j]);
+        }
+        for (double& x : p) sum += x = std::exp(x - most);
+        for (int j = 0; j < context; ++j) {
+          for (int d = 0; d < D; ++d)
+            want[row + d] +=
+                p[j] / sum * __bfloat162float(arena[place(slot(j), kv_head, true) + d]);
         }
       }
     }
   }
+  const auto expect_want = [&](const std::string& name) {
+    const auto got = out.to_host();
+    for (size_t i = 0; i < want.size(); ++i)
+      ASSERT_NEAR(__bfloat162float(got[i]), want[i], 0.02) << name << " at " << i;
+  };
+  Attention attention({c.heads, c.kv_heads, D}, c.block_tokens, size_t{64} << 20);
+  const int sequences = static_cast<int>(c.sequences.size());
+  const AttentionBatch batch{
+      sequences,          tokens,     query_start.data(), block_start.data(), dquery_start.get(),
+      dblock_start.get(), dids.get(), dlast.get()};
+  for (bool graph : {false, true}) {
+    check(cudaMemset(out.get(), 0xff, out.size() * 2), "poison");
+    attention.plan(batch, graph, nullptr);
+    attention.run(dqkv.get(), width, cache, layer, scale, out.get(), nullptr);
+    expect_want(graph ? "attention, graph plan" : "attention");
+  }
+  if (tokens > sequences) return;
+  std::vector<int> contexts;
+  for (int position : positions) contexts.push_back(position + 1);
+  const DeviceBuffer<int> dcontexts(contexts);
+  const DecodeShape shape{c.heads, c.kv_heads, D};
+  const DecodeBatch decode{sequences, dcontexts.get(), dblock_start.get(), dids.get()};
+  for (int repeat = 0; repeat < 3; ++repeat) {
+    check(cudaMemset(out.get(), 0xff, out.size() * 2), "poison");
+    decode_attention(dqkv.get(), width, decode, shape, cache, layer, scale, out.get(), nullptr);
+    expect_want("decode_attention");
+  }
 }
 INSTANTIATE_TEST_SUITE_P(
     Shapes, AttentionPath,
-    testing::Values(AttentionCase{32, 4, 128, 128, 16, {{300, 1}, {0, 1}, {1000, 1}, {15, 1}, {16, 1}}, true},
-                    AttentionCase{32, 8, 128, 128, 16, {{0, 70}, {33, 1}, {100, 40}}, false},
-                    AttentionCase{16, 2, 256, 64, 16, {{200, 1}, {64, 30}}, true},
-                    AttentionCase{8, 2, 64, 64, 32, {{500, 1}, {0, 129}}, false}));
+    testing::Values(
+        AttentionCase{32, 4, 128, 128, 16, {{300, 1}, {0, 1}, {1000, 1}, {15, 1}, {16, 1}}, true},
+        AttentionCase{32, 4, 128, 128, 32, {{3000, 1}}, true},
+        AttentionCase{16, 2, 256, 64, 16, {{700, 1}, {3, 1}}, true},
+        AttentionCase{8, 8, 64, 64, 16, {{100, 1}, {31, 1}, {2047, 1}}, false},
+        AttentionCase{32, 8, 128, 128, 16, {{0, 70}, {33, 1}, {100, 40}}, false},
+        AttentionCase{16, 2, 256, 64, 16, {{200, 1}, {64, 30}}, true},
+        AttentionCase{8, 2, 64, 64, 32, {{500, 1}, {0, 129}}, false}));
 
 }  // namespace
 }  // namespace vamp::cuda

@@ -1,6 +1,6 @@
-#include "kernels/cuda/qk_rope_kv.h"
-
 #include "kernels/cuda/cuda_check.h"
+#include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/qk_rope_kv.h"
 #include "kernels/cuda/vec.cuh"
 
 namespace vamp::cuda {
@@ -8,14 +8,17 @@ namespace {
 
 constexpr int kHeadsPerBlock = 8;
 
-// One warp a head. Lane l holds elements 64 j + 2 l and the next of it, so that a rotation's partner,
-// rotary_dim / 2 further, is in the same lane (halves of 64 and more) or in lane l ^ 16 (halves of 32).
+// One warp a head. Lane l holds elements 64 j + 2 l and the next of it, so that a rotation's
+// partner, rotary_dim / 2 further, is in the same lane (halves of 64 and more) or in lane l ^ 16
+// (halves of 32).
 template <int kHeadDim>
 __global__ void __launch_bounds__(kHeadsPerBlock * 32)
     qk_rope_kv_kernel(__nv_bfloat16* qkv, QkvShape shape, NormWeight q_norm, NormWeight k_norm,
                       const float* __restrict__ cos_sin, __nv_bfloat16* arena, KvLayout layout,
                       int layer, const int32_t* __restrict__ kv_slots) {
   constexpr int kPairs = kHeadDim / 64;
+  allow_next();
+  wait_for_previous();
   const int token = blockIdx.x, lane = threadIdx.x % 32;
   const int head = blockIdx.y * kHeadsPerBlock + threadIdx.x / 32;
   const int heads = shape.num_heads + 2 * shape.kv_heads;
@@ -80,7 +83,8 @@ __global__ void __launch_bounds__(kHeadsPerBlock * 32)
     const int slot = kv_slots[token];
     if (slot < 0) return;
     const int kv_head = (head - shape.num_heads) % shape.kv_heads;
-    out = arena + slot / layout.block_tokens * layout.block_stride() + (is_v ? layout.v_offset() : 0) +
+    out = arena + slot / layout.block_tokens * layout.block_stride() +
+          (is_v ? layout.v_offset() : 0) +
           layout.k_offset(layer, kv_head, slot % layout.block_tokens);
   }
 #pragma unroll
@@ -106,9 +110,8 @@ void qk_norm_rope_write_kv(__nv_bfloat16* qkv, int tokens, const QkvShape& shape
   const auto kernel = shape.head_dim == 64    ? qk_rope_kv_kernel<64>
                       : shape.head_dim == 128 ? qk_rope_kv_kernel<128>
                                               : qk_rope_kv_kernel<256>;
-  kernel<<<grid, kHeadsPerBlock * 32, 0, stream>>>(qkv, shape, q_norm, k_norm, cos_sin, arena,
-                                                   cache.layout, layer, kv_slots);
-  check_launch("qk_norm_rope_write_kv");
+  launch_overlapped("qk_norm_rope_write_kv", kernel, grid, kHeadsPerBlock * 32, 0, stream, qkv,
+                    shape, q_norm, k_norm, cos_sin, arena, cache.layout, layer, kv_slots);
 }
 
 }  // namespace vamp::cuda

@@ -1,5 +1,5 @@
-// What happens to q, k and v between their projection and attention, in one pass: head norms, rotation,
-// and the write into the paged cache.
+// What happens to q, k and v between their projection and attention, in one pass: head norms,
+// rotation, and the write into the paged cache.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -12,14 +12,14 @@ namespace vamp::cuda {
 
 struct QkvShape {
   int num_heads = 0, kv_heads = 0;
-  int head_dim = 0;      // 64, 128 or 256
-  int rotary_dim = 0;    // 64, 128 or 256, at most head_dim
+  int head_dim = 0;    // 64, 128 or 256
+  int rotary_dim = 0;  // 64, 128 or 256, at most head_dim
 };
 
-// qkv [tokens, (num_heads + 2 kv_heads) * head_dim] bf16: q is normed (when q_norm.data) and rotated in
-// place; k likewise, into the cache of `layer`; v into the cache as it is.
-//   cos_sin [tokens, 2, rotary_dim / 2] f32; kv_slots [tokens]: block id * block_tokens + token in the
-//   block, negative: the token's k and v are not written (padding).
+// qkv [tokens, (num_heads + 2 kv_heads) * head_dim] bf16: q is normed (when q_norm.data) and
+// rotated in place; k likewise, into the cache of `layer`; v into the cache as it is.
+//   cos_sin [tokens, 2, rotary_dim / 2] f32; kv_slots [tokens]: block id * block_tokens + token in
+//   the block, negative: the token's k and v are not written (padding).
 // Asynchronous, capturable.
 void qk_norm_rope_write_kv(__nv_bfloat16* qkv, int tokens, const QkvShape& shape,
                            const NormWeight& q_norm, const NormWeight& k_norm, const float* cos_sin,

@@ -26,7 +26,9 @@ __device__ __forceinline__ Bf16x8 load_bf16x8(const __nv_bfloat16* p) {
 }
 
 // bf16 is the upper half of an f32.
-__device__ __forceinline__ float bf16_low(uint32_t pair) { return __uint_as_float(pair << 16); }
+__device__ __forceinline__ float bf16_low(uint32_t pair) {
+  return __uint_as_float(pair << 16);
+}
 __device__ __forceinline__ float bf16_high(uint32_t pair) {
   return __uint_as_float(pair & 0xffff0000u);
 }
@@ -51,11 +53,12 @@ __device__ __forceinline__ float warp_sum(float v) {
 }
 __device__ __forceinline__ float warp_max(float v) {
 #pragma unroll
-  for (int lane = 16; lane > 0; lane >>= 1)
-    v = fmaxf(v, __shfl_xor_sync(0xffffffffu, v, lane));
+  for (int lane = 16; lane > 0; lane >>= 1) v = fmaxf(v, __shfl_xor_sync(0xffffffffu, v, lane));
   return v;
 }
 
-__device__ __forceinline__ float silu(float x) { return x / (1.0f + __expf(-x)); }
+__device__ __forceinline__ float silu(float x) {
+  return x / (1.0f + __expf(-x));
+}
 
 }  // namespace vamp::cuda
