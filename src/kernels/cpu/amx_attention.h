@@ -33,7 +33,14 @@ class AmxAttention {
     for (int begin = 0; begin < context; begin += kKeyTile) {
       load_keys_and_values(begin, context - begin < kKeyTile ? context - begin : kKeyTile);
       const int skip = begin > t_.first_position ? begin - t_.first_position : 0;
-      for (int ct = skip * t_.group / 16; ct < s_.column_tiles; ++ct) column_tile(ct, begin);
+      // The next tile's scores are on their way through the tile unit during this one's softmax.
+      alignas(64) float scores[2][kKeyTile * 16];
+      int ct = skip * t_.group / 16;
+      multiply_keys(ct, scores[ct % 2]);
+      for (; ct < s_.column_tiles; ++ct) {
+        if (ct + 1 < s_.column_tiles) multiply_keys(ct + 1, scores[(ct + 1) % 2]);
+        column_tile(ct, begin, scores[ct % 2]);
+      }
     }
     for (int ct = 0; ct < s_.column_tiles; ++ct) store_column_tile(ct);
   }
@@ -146,11 +153,10 @@ class AmxAttention {
     for (int i = 0; i < 16; ++i) _mm512_store_si512(out + i * 32, tile[i]);
   }
 
-  void column_tile(int ct, int begin) {
-    alignas(64) float scores[kKeyTile * 16];
+  void column_tile(int ct, int begin, float* scores) {
     alignas(64) char p[2 * 1024];
-    multiply_keys(ct, scores);
-    const __m512 alpha = softmax(ct, begin, scores, p);
+    mask_scores(ct, begin, scores);
+    const __m512 alpha = softmax(ct, scores, p);
     if (_mm512_cmp_ps_mask(alpha, Vec::set(1.0f), _CMP_NEQ_UQ)) {
       float* out = out_tile(ct, 0);
       for (int i = 0; i < s_.d_tiles * 16; ++i) {
@@ -158,14 +164,53 @@ class AmxAttention {
       }
     }
     before_tile_loads();
-    for (int dt = 0; dt < s_.d_tiles; ++dt) {
+    _tile_loadd(6, p, 64);
+    _tile_loadd(7, p + 1024, 64);
+    int dt = 0;
+    for (; dt + 2 <= s_.d_tiles; dt += 2) add_values(ct, dt);
+    if (dt < s_.d_tiles) {
       _tile_loadd(0, out_tile(ct, dt), 64);
-      for (int half = 0; half < 2; ++half) {
-        _tile_loadd(4, values_ + (int64_t{half} * s_.d_tiles + dt) * 512, 64);
-        _tile_loadd(6, p + half * 1024, 64);
-        _tile_dpbf16ps(0, 4, 6);
-      }
+      _tile_loadd(4, value_tile(0, dt), 64);
+      _tile_dpbf16ps(0, 4, 6);
+      _tile_loadd(5, value_tile(1, dt), 64);
+      _tile_dpbf16ps(0, 5, 7);
       _tile_stored(0, out_tile(ct, dt), 64);
+    }
+  }
+
+  const Bf16* value_tile(int half, int dt) const {
+    return values_ + (int64_t{half} * s_.d_tiles + dt) * 512;
+  }
+
+  // Two tiles of dimensions; tiles 6 and 7 hold the probabilities. Accumulators alternate so that
+  // the next call need not wait for this one.
+  void add_values(int ct, int dt) {
+    if (dt % 4 == 0) {
+      _tile_loadd(0, out_tile(ct, dt), 64);
+      _tile_loadd(1, out_tile(ct, dt + 1), 64);
+      _tile_loadd(4, value_tile(0, dt), 64);
+      _tile_dpbf16ps(0, 4, 6);
+      _tile_loadd(5, value_tile(0, dt + 1), 64);
+      _tile_dpbf16ps(1, 5, 6);
+      _tile_loadd(4, value_tile(1, dt), 64);
+      _tile_dpbf16ps(0, 4, 7);
+      _tile_loadd(5, value_tile(1, dt + 1), 64);
+      _tile_dpbf16ps(1, 5, 7);
+      _tile_stored(0, out_tile(ct, dt), 64);
+      _tile_stored(1, out_tile(ct, dt + 1), 64);
+    } else {
+      _tile_loadd(2, out_tile(ct, dt), 64);
+      _tile_loadd(3, out_tile(ct, dt + 1), 64);
+      _tile_loadd(4, value_tile(0, dt), 64);
+      _tile_dpbf16ps(2, 4, 6);
+      _tile_loadd(5, value_tile(0, dt + 1), 64);
+      _tile_dpbf16ps(3, 5, 6);
+      _tile_loadd(4, value_tile(1, dt), 64);
+      _tile_dpbf16ps(2, 4, 7);
+      _tile_loadd(5, value_tile(1, dt + 1), 64);
+      _tile_dpbf16ps(3, 5, 7);
+      _tile_stored(2, out_tile(ct, dt), 64);
+      _tile_stored(3, out_tile(ct, dt + 1), 64);
     }
   }
 
@@ -194,9 +239,9 @@ class AmxAttention {
     _tile_stored(3, scores + 768, 64);
   }
 
-  // Columns are queries. Returns what older sums must be scaled by; writes the probabilities as
-  // two B tiles.
-  __m512 softmax(int ct, int begin, float* scores, char* p) const {
+  // Scores of positions that a query does not see become -inf.
+  void mask_scores(int ct, int begin, float* scores) const {
+    if (begin + kKeyTile <= t_.first_position + ct * 16 / t_.group + 1) return;  // all are seen
     alignas(64) int32_t seen[16];  // positions of this tile that each query sees
     int least = kKeyTile;
     for (int i = 0; i < 16; ++i) {
@@ -205,28 +250,45 @@ class AmxAttention {
       if (seen[i] < least) least = seen[i];
     }
     const __m512i seen_v = _mm512_load_si512(seen);
-    const __m512 infinity = Vec::set(-__builtin_inff()), scale = Vec::set(t_.scale * kLog2e);
-    const __m512 old_max = Vec::load(max_of(ct));
-    __m512 highest[4] = {old_max, old_max, old_max, old_max};
-    for (int i = 0; i < kKeyTile; ++i) {
-      __m512 v = Vec::mul(Vec::load(scores + i * 16), scale);
-      if (i >= least)
-        v = _mm512_mask_mov_ps(infinity, _mm512_cmpgt_epi32_mask(seen_v, _mm512_set1_epi32(i)), v);
-      Vec::store(scores + i * 16, v);
-      highest[i % 4] = Vec::max(highest[i % 4], v);
+    for (int i = least < 0 ? 0 : least; i < kKeyTile; ++i) {
+      const __mmask16 hidden = _mm512_cmple_epi32_mask(seen_v, _mm512_set1_epi32(i));
+      _mm512_mask_store_ps(scores + i * 16, hidden, Vec::set(-__builtin_inff()));
     }
-    const __m512 max = Vec::max(Vec::max(highest[0], highest[1]), Vec::max(highest[2], highest[3]));
-    __m512 total[4] = {Vec::zero(), Vec::zero(), Vec::zero(), Vec::zero()};
-    for (int i = 0; i < kKeyTile; i += 2) {
-      const __m512 low = exp2(Vec::sub(Vec::load(scores + i * 16), max));
-      const __m512 high = exp2(Vec::sub(Vec::load(scores + i * 16 + 16), max));
-      total[i % 4] = Vec::add(total[i % 4], low);
-      total[i % 4 + 1] = Vec::add(total[i % 4 + 1], high);
-      _mm512_store_si512(p + i / 2 * 64, pair_rows(low, high));
+  }
+
+  // Columns are queries. Returns what older sums must be scaled by; writes the probabilities as
+  // two B tiles.
+  __m512 softmax(int ct, const float* scores, char* p) const {
+    const __m512 scale = Vec::set(t_.scale * kLog2e);
+    __m512 h0 = Vec::load(scores), h1 = Vec::load(scores + 16);
+    __m512 h2 = Vec::load(scores + 32), h3 = Vec::load(scores + 48);
+    for (int i = 4; i < kKeyTile; i += 4) {
+      h0 = Vec::max(h0, Vec::load(scores + i * 16));
+      h1 = Vec::max(h1, Vec::load(scores + i * 16 + 16));
+      h2 = Vec::max(h2, Vec::load(scores + i * 16 + 32));
+      h3 = Vec::max(h3, Vec::load(scores + i * 16 + 48));
+    }
+    const __m512 highest = Vec::max(Vec::max(h0, h1), Vec::max(h2, h3));
+    const __m512 old_max = Vec::load(max_of(ct));
+    const __m512 max = Vec::max(old_max, Vec::mul(highest, scale));
+    const __m512 minus_max = Vec::sub(Vec::zero(), max);
+    __m512 s0 = Vec::zero(), s1 = Vec::zero(), s2 = Vec::zero(), s3 = Vec::zero();
+    for (int i = 0; i < kKeyTile; i += 4) {
+      const float* row = scores + i * 16;
+      const __m512 p0 = exp2(Vec::fma(Vec::load(row), scale, minus_max));
+      const __m512 p1 = exp2(Vec::fma(Vec::load(row + 16), scale, minus_max));
+      const __m512 p2 = exp2(Vec::fma(Vec::load(row + 32), scale, minus_max));
+      const __m512 p3 = exp2(Vec::fma(Vec::load(row + 48), scale, minus_max));
+      s0 = Vec::add(s0, p0);
+      s1 = Vec::add(s1, p1);
+      s2 = Vec::add(s2, p2);
+      s3 = Vec::add(s3, p3);
+      _mm512_store_si512(p + i * 32, pair_rows(p0, p1));
+      _mm512_store_si512(p + i * 32 + 64, pair_rows(p2, p3));
     }
     const __m512 alpha = exp2(Vec::sub(old_max, max));
-    const __m512 sum = Vec::add(Vec::add(total[0], total[1]), Vec::add(total[2], total[3]));
-    Vec::store(sum_of(ct), Vec::add(Vec::mul(Vec::load(sum_of(ct)), alpha), sum));
+    const __m512 sum = Vec::add(Vec::add(s0, s1), Vec::add(s2, s3));
+    Vec::store(sum_of(ct), Vec::fma(Vec::load(sum_of(ct)), alpha, sum));
     Vec::store(max_of(ct), max);
     return alpha;
   }

@@ -31,8 +31,8 @@ struct CpuOpsOptions {
   std::optional<CpuIsa> isa;
 };
 
-// Throws Error when the processor lacks what is asked for. bf16 activations work on every ISA (the last
-// two multiply them, the others widen them first); f32 ones on all but the last two.
+// Throws Error when the processor lacks what is asked for. bf16 activations work on every ISA (the
+// last two multiply them, the others widen them first); f32 ones on all but the last two.
 std::unique_ptr<Ops> make_cpu_ops(const CpuOpsOptions& options);
 
 }  // namespace vamp
