@@ -86,6 +86,8 @@ class BlockManager {
   int demote_run(RunId run, bool evict, StepPlan& plan);
   // Coldest first, at most `max` runs, each cut to `segment_blocks` from its end.
   void candidates(int max, int segment_blocks, std::vector<EvictionCandidate>& out) const;
+  // Runs with blocks that the host tier lacks, coldest first, at most `max`; whole, whatever can go.
+  void dirty_runs(int max, std::vector<EvictionCandidate>& out) const;
   void reset_cache();
 
   // --- a preempted request's partly filled block ---

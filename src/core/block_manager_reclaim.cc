@@ -102,6 +102,28 @@ void BlockManager::candidates(int max, int segment_blocks,
   }
 }
 
+void BlockManager::dirty_runs(int max, std::vector<EvictionCandidate>& out) const {
+  constexpr int kMaxScanned = 256;
+  out.clear();
+  int scanned = 0;
+  for (RunId id = order_.coldest();
+       id != kNoId && static_cast<int>(out.size()) < max && ++scanned <= kMaxScanned;
+       id = order_.at(id).hotter) {
+    const EvictionRun& run = order_.at(id);
+    if (run.clean == run.length) continue;
+    EvictionCandidate candidate;
+    candidate.blocks = run.length;
+    candidate.tokens = run.length * block_tokens_;
+    candidate.prefix_tokens = (index_.at(run.tail).depth + 1 - run.length) * block_tokens_;
+    candidate.last_used_step = run.last_used_step;
+    candidate.last_used = run.last_used;
+    candidate.session = run.session;
+    candidate.clean_blocks = run.clean;
+    candidate.handle = order_.handle(id);
+    out.push_back(candidate);
+  }
+}
+
 void BlockManager::reset_cache() {
   drop_coldest(cached_blocks(), 0);
   // Children hang on parents: pass after pass, until only what running requests hold is left.

@@ -43,7 +43,7 @@ void BoundaryPlanner::observe(const StepObservation& step) {
   const double staged = static_cast<double>(step.staging.staged_bytes);
   staging_share_.add(std::min(0.95, staged / up_rate() / std::max(1.0, step.duration)));
   if (step.staging.staged_bytes > 0 && step.staging.used == StagingMode::kActivated) {
-    exposure_.add(tokens, staged, up_rate(), step.staging.stall);
+    hidden_.add(tokens, staged, up_rate(), step.staging.stall);
     heat_.add_activation(step.groups_out, tokens,
                          static_cast<double>(step.staging.activated_bytes));
   }
@@ -73,7 +73,7 @@ Micros BoundaryPlanner::step_delay(int groups_out, double tokens) const {
                           : decode_.step_us(tokens, tokens * context_.value());
   const double whole = static_cast<double>(groups_out) * static_cast<double>(layout_.group_bytes());
   return price::staging_delay(std::min(whole, heat_.activated_bytes(groups_out, tokens)), whole,
-                              up_rate(), exposure_.exposed(tokens), step);
+                              up_rate(), hidden_.hidden(tokens), step);
 }
 
 double BoundaryPlanner::reachable_batch(int groups_out, Micros now) const {

@@ -57,7 +57,6 @@ class BoundaryPlanner {
   double down_rate() const { return down_.bytes_per_us(); }
   double steps_per_us() const { return 1 / std::max(1.0, step_us_.value()); }
   double staging_share() const { return staging_share_.value(); }  // u: of the link, 0 ... 1
-  double exposed() const { return exposure_.exposed(batch_.value()); }
   double prefill_load(Micros now) const { return prefill_load_.rate(now); }  // rho
   double pool_tokens(int groups_out) const;
   // Tokens of KV newly written a microsecond; bytes' worth of finished requests likewise.
@@ -75,7 +74,7 @@ class BoundaryPlanner {
   DecodeEstimator decode_;
   LinkEstimator up_, down_;
   ExpertHeat heat_;
-  ExposureEstimator exposure_;
+  HiddenCopyEstimator hidden_;
   ReuseCurve reuse_;
   Ewma output_{1.0 / 64, 128}, batch_{1.0 / 128, 1}, waiting_{1.0 / 128}, context_{1.0 / 128},
       step_us_{1.0 / 64, 10e3}, staging_share_{1.0 / 64}, chunk_{1.0 / 32, 512};

@@ -63,8 +63,8 @@ double activation_probability(double q, double tokens) {
 }
 
 Micros staging_delay(double activated_bytes, double whole_bytes, double bytes_per_us,
-                     double exposed, Micros step_us) {
-  const Micros activated = exposed * activated_bytes / bytes_per_us;
+                     Micros hidden, Micros step_us) {
+  const Micros activated = std::max(0.0, activated_bytes / bytes_per_us - hidden);
   const Micros whole = std::max(0.0, whole_bytes / bytes_per_us - step_us);
   return std::min(activated, whole);
 }
@@ -78,18 +78,18 @@ double drop(double reuse_probability, double recompute_externality) {
 }
 
 double drop_clean(double bytes, double up_rate, double slowdown, double reuse_probability,
-                  double link_share_taken, double exposed, double requests) {
+                  double link_share_taken, double requests) {
   const Micros alone = bytes / up_rate;
-  const Micros stall = link_share_taken > 0.5 ? exposed * alone * requests : 0;
+  const Micros stall = link_share_taken > 0.5 ? alone * requests : 0;
   return reuse_probability *
          (copy(bytes, up_rate, link_share_taken) + slowdown * alone * requests + stall);
 }
 
 double demote(double bytes, double down_rate, double up_rate, double slowdown,
-              double reuse_probability, double link_share_taken, double exposed, double requests) {
+              double reuse_probability, double link_share_taken, double requests) {
   return slowdown * bytes / down_rate * requests + drop_clean(bytes, up_rate, slowdown,
                                                               reuse_probability, link_share_taken,
-                                                              exposed, requests);
+                                                              requests);
 }
 
 double give_up(Micros step_delay, double steps_per_us, Micros horizon, double requests,

@@ -67,11 +67,11 @@ Micros copy(double bytes, double bytes_per_us, double utilization);
 double activation_probability(double q, double tokens);
 
 // D: microseconds that given-up experts add to one step. The executor stages either only activated
-// experts (of which a share `exposed` of the copy's time is waited for) or the whole region behind
-// the step's own work, whichever is faster: min(exposed · activated / rate, max(0, whole / rate -
-// step)).
+// experts (of whose copy the resident experts' products hide `hidden` us) or the whole region behind
+// the step's own work, whichever is faster:
+// min(max(0, activated / rate - hidden), max(0, whole / rate - step)).
 Micros staging_delay(double activated_bytes, double whole_bytes, double bytes_per_us,
-                     double exposed, Micros step_us);
+                     Micros hidden, Micros step_us);
 
 // X(z) = z (1 + N) / (1 - min(rho, 0.9)): z us of engine time delay the request itself, all N that
 // run or wait, and those that arrive in the busy period which it prolongs. rho: share of time that
@@ -83,14 +83,14 @@ double drop(double reuse_probability, double recompute_externality);
 
 // P2: moving a segment of `bytes` to the host tier: the copy slows N requests by `slowdown`
 // (relative) while it runs; with probability p it is copied back, for which its own request waits,
-// too. `link_share_taken`: of the link towards the device. `exposed`: as for staging_delay; counted
-// only when staging takes more than half of the link. rates: bytes/us down (to the host) and up.
+// too. `link_share_taken`: of the link towards the device; when staging takes more than half of it,
+// the copy delays the experts of all N. rates: bytes/us down (to the host) and up.
 double demote(double bytes, double down_rate, double up_rate, double slowdown,
-              double reuse_probability, double link_share_taken, double exposed, double requests);
+              double reuse_probability, double link_share_taken, double requests);
 
 // P2's second term alone: a segment whose copy the host holds already is dropped for this.
 double drop_clean(double bytes, double up_rate, double slowdown, double reuse_probability,
-                  double link_share_taken, double exposed, double requests);
+                  double link_share_taken, double requests);
 
 // P3: giving up expert groups for `horizon` us. `step_delay`: us that they add to a step,
 // steps_per_us the step rate, N requests wait for each step; moving `handles` handles costs map_us

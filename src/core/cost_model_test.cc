@@ -83,11 +83,11 @@ TEST(Price, Activation) {
 
 TEST(Price, StagingTakesTheFasterWay) {
   // 1 GB activated of 2 GB at 50 GB/s: 20 ms against 40 - 10 = 30 ms.
-  EXPECT_DOUBLE_EQ(price::staging_delay(1e9, 2e9, 50e3, 1, 10e3), 20e3);
+  EXPECT_DOUBLE_EQ(price::staging_delay(1e9, 2e9, 50e3, 0, 10e3), 20e3);
   // A step of 35 ms hides all but 5 ms of the whole region; one of 50 ms hides it all.
-  EXPECT_DOUBLE_EQ(price::staging_delay(1e9, 2e9, 50e3, 1, 35e3), 5e3);
-  EXPECT_DOUBLE_EQ(price::staging_delay(1e9, 2e9, 50e3, 1, 50e3), 0);
-  EXPECT_DOUBLE_EQ(price::staging_delay(1e9, 2e9, 50e3, 0.5, 0), 10e3);
+  EXPECT_DOUBLE_EQ(price::staging_delay(1e9, 2e9, 50e3, 0, 35e3), 5e3);
+  EXPECT_DOUBLE_EQ(price::staging_delay(1e9, 2e9, 50e3, 0, 50e3), 0);
+  EXPECT_DOUBLE_EQ(price::staging_delay(1e9, 2e9, 50e3, 8e3, 0), 12e3);
 }
 
 TEST(Price, Externality) {
@@ -100,16 +100,16 @@ TEST(Price, DropAgainstDemote) {
   // 33k tokens of Qwen3-Next under TP2: 0.4 GB a GPU, 8 ms back; 0.4 s to prefill again.
   const double bytes = 33e3 * 12288;
   EXPECT_DOUBLE_EQ(price::drop(0.5, 400e3), 200e3);
-  const double demote = price::demote(bytes, 55e3, 51e3, 0, 0.5, 0, 1, 10);
+  const double demote = price::demote(bytes, 55e3, 51e3, 0, 0.5, 0, 10);
   EXPECT_NEAR(demote, 0.5 * bytes / 51e3, 1e-6);
   EXPECT_LT(demote, 5e3);
   // Running copies slow ten requests by 6%: both ways.
-  EXPECT_NEAR(price::demote(bytes, 50e3, 50e3, 0.06, 1, 0, 1, 10), bytes / 50e3 * (0.6 + 1 + 0.6),
+  EXPECT_NEAR(price::demote(bytes, 50e3, 50e3, 0.06, 1, 0, 10), bytes / 50e3 * (0.6 + 1 + 0.6),
               1e-6);
   // A copy that exists costs only the way back.
-  EXPECT_NEAR(price::drop_clean(bytes, 50e3, 0.06, 1, 0, 1, 10), bytes / 50e3 * 1.6, 1e-6);
+  EXPECT_NEAR(price::drop_clean(bytes, 50e3, 0.06, 1, 0, 10), bytes / 50e3 * 1.6, 1e-6);
   // Staging on most of the link: the rest of it is slower, and the copy delays the experts.
-  EXPECT_NEAR(price::drop_clean(1e6, 50e3, 0, 1, 0.75, 0.5, 10), 80 + 0.5 * 20 * 10, 1e-6);
+  EXPECT_NEAR(price::drop_clean(1e6, 50e3, 0, 1, 0.75, 10), 80 + 20 * 10, 1e-6);
 }
 
 TEST(Price, GiveUp) {

@@ -196,13 +196,19 @@ void ExpertHeat::add_activation(int groups_out, double tokens, double activated_
   if (foretold > 0) kappa_[low].add(activated_bytes / foretold);
 }
 
-// ---- ExposureEstimator
+// ---- HiddenCopyEstimator
 
-ExposureEstimator::ExposureEstimator() : value_(ewmas<kTokenBuckets>(1.0 / 32, 1)) {}
-
-void ExposureEstimator::add(double tokens, double staged_bytes, double bytes_per_us, Micros stall) {
+void HiddenCopyEstimator::add(double tokens, double staged_bytes, double bytes_per_us,
+                              Micros stall) {
   if (staged_bytes <= 0) return;
-  value_[token_bucket(tokens)].add(std::clamp(stall * bytes_per_us / staged_bytes, 0.0, 1.0));
+  const Micros copy = staged_bytes / bytes_per_us;
+  Micros& value = value_[token_bucket(tokens)];
+  constexpr double kWhollyHidden = 0.02, kWeight = 1.0 / 32;
+  if (stall > kWhollyHidden * copy) {
+    value += kWeight * (std::max(0.0, copy - stall) - value);
+  } else {
+    value = std::max(value, copy);
+  }
 }
 
 // ---- ReuseCurve

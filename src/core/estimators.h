@@ -133,15 +133,15 @@ class ExpertHeat {
   std::array<Ewma, kTokenBuckets> kappa_;
 };
 
-// M5: share of the copy's time that a step waits for, by token bucket, EWMA 1/32, from 1.
-class ExposureEstimator {
+// M5: microseconds of copying activated experts that a step hides, by token bucket. A copy that is hidden
+// wholly says "at least so much"; one that is waited for says how much (EWMA 1/32). From 0.
+class HiddenCopyEstimator {
  public:
-  ExposureEstimator();
   void add(double tokens, double staged_bytes, double bytes_per_us, Micros stall);
-  double exposed(double tokens) const { return value_[token_bucket(tokens)].value(); }
+  Micros hidden(double tokens) const { return value_[token_bucket(tokens)]; }
 
  private:
-  std::array<Ewma, kTokenBuckets> value_;
+  std::array<Micros, kTokenBuckets> value_{};
 };
 
 // How much prefill a turn costs as a function of the pool's size: Mattson's stack distances over

@@ -124,12 +124,14 @@ TEST(ExpertHeat, FollowsCountsAndWhatIsActivated) {
   EXPECT_NEAR(heat.activated_bytes(3, 16), before / 2, 0.01 * before);
 }
 
-TEST(ExposureEstimator, ShareOfTheCopyThatIsWaitedFor) {
-  ExposureEstimator exposure;
-  EXPECT_EQ(exposure.exposed(16), 1);
-  exposure.add(16, 50e6, 50e3, 400);  // 1 ms of copying, 0.4 ms waited
-  EXPECT_DOUBLE_EQ(exposure.exposed(16), 0.4);
-  EXPECT_EQ(exposure.exposed(1024), 1);
+TEST(HiddenCopyEstimator, LearnsFromBothSides) {
+  HiddenCopyEstimator estimator;
+  EXPECT_EQ(estimator.hidden(16), 0);
+  estimator.add(16, 50e6, 50e3, 0);  // 1 ms of copying, nothing waited
+  EXPECT_DOUBLE_EQ(estimator.hidden(16), 1000);
+  for (int i = 0; i < 200; ++i) estimator.add(16, 200e6, 50e3, 1500);  // 4 ms, of which 1.5 waited
+  EXPECT_NEAR(estimator.hidden(16), 2500, 10);
+  EXPECT_EQ(estimator.hidden(1024), 0);
 }
 
 TEST(ReuseCurve, StackDistances) {
@@ -170,8 +172,8 @@ TEST(SessionForecast, WaitingTurnsAreCertainAndTheQueueOrdersThem) {
   forecast.turn_started(3, 20);
   const Micros horizon = 1e6, service = 2e6;
   EXPECT_EQ(forecast.reuse_probability(1, 100, horizon, service), 1);
-  EXPECT_EQ(forecast.reuse_probability(2, 100, horizon, service), 0.5);
-  EXPECT_EQ(forecast.reuse_probability(3, 100, horizon, service), 0.25);
+  EXPECT_DOUBLE_EQ(forecast.reuse_probability(2, 100, horizon, service), 1.0 / 3);
+  EXPECT_DOUBLE_EQ(forecast.reuse_probability(3, 100, horizon, service), 1.0 / 5);
   // Having finished, a session stands behind all that wait.
   forecast.turn_ended(1, 200);
   EXPECT_EQ(forecast.reuse_probability(2, 300, horizon, service), 1);

@@ -13,7 +13,6 @@ struct PricedPolicy::Market {
   double requests = 0;      // N: all that run or wait
   double prefill_load = 0;  // rho
   double link_taken = 0;    // u
-  double exposed = 1;       // h
   Micros horizon = 0;       // T_res: a block's life from last use to eviction
   Micros service = 0;       // between two turns' starts of service
   double block_bytes = 0;
@@ -26,11 +25,16 @@ struct PricedPolicy::Segment {
 };
 
 struct PricedPolicy::Plan {
+  ActionKind kind() const {
+    if (!recompute.empty()) return ActionKind::kPreemptRecompute;
+    if (groups == 0) return ActionKind::kDrop;
+    return dropped == 0 ? ActionKind::kGiveUpExperts : ActionKind::kGiveUpAndDrop;
+  }
   bool feasible = false;
   double total = 0;
   int groups = 0, dropped = 0;
   std::vector<uint64_t> drop;
-  std::vector<RequestId> recompute, swap;
+  std::vector<RequestId> recompute;
 };
 
 PricedPolicy::PricedPolicy(const MemoryLayout& layout, const PricedConfig& config, const char* name)
@@ -47,7 +51,6 @@ PricedPolicy::Market PricedPolicy::market(Micros now, int running, int waiting, 
   market.requests = running + waiting;
   market.prefill_load = planner_.prefill_load(now);
   market.link_taken = planner_.staging_share();
-  market.exposed = planner_.exposed();
   const double written = planner_.tokens_written_rate(now);
   market.horizon = static_cast<double>(total_blocks) * block_tokens / std::max(written, 1e-6);
   market.service = planner_.service_interval(now);
@@ -72,11 +75,11 @@ PricedPolicy::Segment PricedPolicy::price_segment(const EvictionCandidate& candi
                                                                  market.prefill_load)) +
                  price::drop_clean((1 - dirty_share) * bytes, planner_.up_rate(),
                                    config_.planner.copy_slowdown, p, market.link_taken,
-                                   market.exposed, market.requests);
+                                   market.requests);
   if (config_.host_tier) {
     segment.demote = price::demote(bytes, planner_.down_rate(), planner_.up_rate(),
                                    config_.planner.copy_slowdown, p, market.link_taken,
-                                   market.exposed, market.requests);
+                                   market.requests);
   }
   segment.per_block = segment.drop / blocks;
   return segment;
@@ -104,33 +107,23 @@ double PricedPolicy::price_of_groups(const ReclaimInputs& in, const Market& mark
                         market.requests, 2.0 * groups, config_.map_us);
 }
 
+// By recompute: the victim's blocks become evictable, those that the gap needs are dropped when the
+// scheduler asks again, and the rest is kept or written back as its price says. A swap would free nothing
+// before its copy has ended, and the gap must be met in this step.
 void PricedPolicy::add_victims(const ReclaimInputs& in, const Market& market, int missing,
                                Plan& plan) const {
   constexpr size_t kMaxVictims = 4;
-  int host_free = in.host_free_blocks;
   for (size_t v = 0; v < std::min(kMaxVictims, in.victims.size()) && missing > 0; ++v) {
     const PreemptionCandidate& victim = in.victims[v];
-    const Micros again = price::prefill(planner_.prefill_cost(), 0, victim.context_tokens);
-    const double recompute = price::preempt_recompute(
+    const int lost = std::min(victim.context_tokens, missing * in.block_tokens);
+    const Micros again =
+        price::prefill(planner_.prefill_cost(), victim.context_tokens - lost, lost);
+    plan.total += price::preempt_recompute(
         requeue_.value(), 0, price::externality(again, market.requests, market.prefill_load));
-    const bool can_swap = config_.host_tier && victim.total_blocks <= host_free;
-    const double swap =
-        can_swap
-            ? price::preempt_swap(requeue_.value(), victim.total_blocks * market.block_bytes,
-                                  planner_.down_rate(), planner_.up_rate(),
-                                  config_.planner.copy_slowdown, market.link_taken, market.requests)
-            : kInfeasible;
-    if (swap < recompute) {
-      plan.swap.push_back(victim.id);
-      host_free -= victim.total_blocks;
-    } else {
-      plan.recompute.push_back(victim.id);
-    }
-    plan.total += std::min(swap, recompute);
-    // Its cached blocks become evictable: the scheduler asks again for the rest, if any.
+    plan.recompute.push_back(victim.id);
     missing -= std::max(1, victim.total_blocks);
   }
-  plan.feasible = missing <= 0 || !plan.swap.empty() || !plan.recompute.empty();
+  plan.feasible = !plan.recompute.empty();
 }
 
 PricedPolicy::Plan PricedPolicy::make_plan(const ReclaimInputs& in, const Market& market,
@@ -184,21 +177,19 @@ ReclaimDecision PricedPolicy::choose(const ReclaimInputs& in) {
                                   gained.begin()) +
                      1
                : 0;
+  // A waiting request gets experts' memory only as far as the plan goes: the plan weighs how many run at
+  // once against longer steps. A running one may go beyond it rather than see another preempted.
+  const int inside = in.admission ? (planned - in.boundary.groups_out) / in.boundary.increment_groups : most;
   ReclaimDecision decision;
   Plan best;
   best.total = kInfeasible;
   int tried = -1;
   for (const int wanted : {0, cover - 1, cover, 2 * cover}) {
-    const int increments = std::min(wanted, most);
+    const int increments = std::min({wanted, most, std::max(0, inside)});
     if (increments <= tried) continue;
     tried = increments;
     const Plan plan = make_plan(in, now, segments, increments, planned);
-    const bool preempts = !plan.recompute.empty() || !plan.swap.empty();
-    const ActionKind kind = !plan.swap.empty()  ? ActionKind::kPreemptSwap
-                            : preempts          ? ActionKind::kPreemptRecompute
-                            : plan.groups == 0  ? ActionKind::kDrop
-                            : plan.dropped == 0 ? ActionKind::kGiveUpExperts
-                                                : ActionKind::kGiveUpAndDrop;
+    const ActionKind kind = plan.kind();
     decision.costs.push_back({kind, plan.feasible ? plan.total : kInfeasible});
     if (plan.feasible && plan.total < best.total) {
       best = plan;
@@ -206,14 +197,11 @@ ReclaimDecision PricedPolicy::choose(const ReclaimInputs& in) {
     }
   }
   if (in.admission) {
-    const double short_tokens = static_cast<double>(in.gap_blocks) * in.block_tokens;
-    const double waiting =
-        price::wait(short_tokens, planner_.tokens_released_rate(in.now), in.num_behind);
-    decision.costs.push_back({ActionKind::kWait, waiting});
-    // Room for a request out of prefixes alone is never worth a wait: what others release will be
-    // prefixes, too. Waiting competes with experts beyond the plan only.
-    if (!best.feasible || (best.groups > 0 && waiting < best.total)) {
-      best = Plan{};
+    const double short_bytes = in.gap_blocks * now.block_bytes;
+    const double release_rate =
+        planner_.tokens_released_rate(in.now) * now.block_bytes / in.block_tokens;
+    decision.costs.push_back({ActionKind::kWait, price::wait(short_bytes, release_rate, in.num_behind)});
+    if (!best.feasible) {
       decision.kind = ActionKind::kWait;
       decision.wait = true;
     }
@@ -222,7 +210,6 @@ ReclaimDecision PricedPolicy::choose(const ReclaimInputs& in) {
   decision.drop_blocks = best.dropped;
   decision.give_up_groups = best.groups;
   decision.preempt_recompute = std::move(best.recompute);
-  decision.preempt_swap = std::move(best.swap);
   decision.note = fmt::format(
       "planned boundary {}, N {:.0f}, prefill load {:.2f}, {:.1f} us a token, "
       "link {:.1f} GB/s, {:.0f}% taken",
@@ -238,9 +225,7 @@ BackgroundDecision PricedPolicy::background(const BackgroundInputs& in) {
   if (config_.host_tier) {
     host_tokens_ = static_cast<double>(in.host_total_blocks) * layout_.block_tokens;
     double bytes = 0;
-    for (const EvictionCandidate& candidate : in.evictable) {
-      if (!in.demote_link_idle || in.host_total_blocks == 0) break;
-      if (candidate.clean_blocks >= candidate.blocks) continue;
+    for (const EvictionCandidate& candidate : in.dirty) {
       if (bytes >= static_cast<double>(config_.write_back_bytes)) break;
       const Segment segment = price_segment(candidate, now);
       if (segment.demote >= segment.drop) continue;

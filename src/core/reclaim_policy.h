@@ -118,7 +118,9 @@ struct BackgroundInputs {
   int free_blocks = 0, cached_blocks = 0, total_blocks = 0, waiting = 0, running = 0;
   int host_free_blocks = 0, host_total_blocks = 0;
   bool demote_link_idle = true;
-  std::vector<EvictionCandidate> evictable;  // coldest first, bounded
+  // Cached runs with blocks that the host tier lacks: whole, coldest first, bounded. Empty unless
+  // demote_link_idle.
+  std::vector<EvictionCandidate> dirty;
   BoundaryState boundary;
   std::vector<int> blocks_lost;  // by restoring k increments, k = 1, 2, ...
 };

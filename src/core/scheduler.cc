@@ -3,6 +3,7 @@
 #include "core/scheduler.h"
 
 #include <algorithm>
+#include <limits>
 
 #include "base/error.h"
 #include "core/scheduler_impl.h"
@@ -67,15 +68,15 @@ void Scheduler::Impl::run_background() {
   inputs.host_free_blocks = blocks.host_free_blocks();
   inputs.host_total_blocks = blocks.host_capacity();
   inputs.demote_link_idle = blocks.demotions_in_flight() == 0;
-  if (may_write_back) {
-    blocks.candidates(config.max_candidates, config.min_segment_blocks, inputs.evictable);
+  if (may_write_back && inputs.demote_link_idle) {
+    blocks.dirty_runs(config.max_candidates, inputs.dirty);
   }
   boundary.describe(may_lower, inputs.boundary);
   if (may_lower) inputs.blocks_lost = boundary.blocks_lost();
 
   const BackgroundDecision decision = policy->background(inputs);
   for (uint64_t handle : decision.write_back) {
-    blocks.demote(handle, config.min_segment_blocks, /*evict=*/false, plan);
+    blocks.demote(handle, std::numeric_limits<int>::max(), /*evict=*/false, plan);
   }
   if (may_lower && decision.restore_groups > 0) boundary.lower(decision.restore_groups);
 }

@@ -71,8 +71,8 @@ double SessionForecast::reuse_probability(SessionId id, Micros now, Micros horiz
       session.ticket == 0 ? queue_.size()
                           : std::distance(queue_.begin(), queue_.find(session.ticket)));
   const double p = session.ticket != 0 ? 1 : gaps_.return_probability(now - session.ended, horizon);
-  // A use far beyond the horizon is worth less: the room serves others meanwhile.
-  return p * std::min(1.0, horizon / std::max(ahead * service, 1.0));
+  // The later the use, the more others could have used the room meanwhile.
+  return p / (1 + ahead * service / std::max(horizon, 1.0));
 }
 
 }  // namespace vamp

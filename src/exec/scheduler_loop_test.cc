@@ -39,7 +39,7 @@ class RandomPolicy final : public ReclaimPolicy {
   }
   BackgroundDecision background(const BackgroundInputs& inputs) override {
     BackgroundDecision decision;
-    for (const EvictionCandidate& candidate : inputs.evictable) {
+    for (const EvictionCandidate& candidate : inputs.dirty) {
       if (random_.chance(0.1)) decision.write_back.push_back(candidate.handle);
     }
     if (inputs.boundary.can_move && random_.chance(0.2)) {

@@ -94,7 +94,7 @@ TEST(PaperPlatform, Vamp15IsBoundByTheLink) {
   options.max_offload_percent = 15;
   options.round_to_increment = true;
   const MemoryLayout layout = make_memory_layout(model, options);
-  LatencyModel latency(model, layout, machine_profile("h100-pcie"), {});
+  LatencyModel latency(model, layout, machine_profile("h100-pcie-94g"), {});
   const StepTime step =
       latency.step(decode(20, 30000), layout.max_groups_out(), StagingMode::kWholeRegion);
   EXPECT_NEAR(static_cast<double>(step.staging.staged_bytes), 10.46 * kGiB, 0.05 * kGiB);

@@ -3,7 +3,6 @@
 
 #include <string>
 #include <string_view>
-#include <vector>
 
 #include "base/units.h"
 
@@ -27,11 +26,9 @@ struct MachineProfile {
   double all_reduce_gbps = 280;    // bytes of the reduced tensor over time
 };
 
-// h200             measured: vLLM's decode and prefill tables on Qwen3-30B-A3B; links and handles
-// our own h100-pcie        the paper's H100 machine: two GPUs that talk over PCIe across NUMA nodes
-// cpu              one thread of a Zen 4 core; host copies are memcpy
-// Throws Error with the list for another name.
+// "cpu" (one thread of a Zen 4 core; host copies are memcpy), or a GPU by its preset's name: rates
+// from the data sheet by the shares that the H200 reaches (vLLM's decode and prefill tables on
+// Qwen3-30B-A3B; links and handles our own). Throws Error with the list of GPUs for another name.
 MachineProfile machine_profile(std::string_view name);
-std::vector<std::string> machine_profile_names();
 
 }  // namespace vamp
