@@ -16,6 +16,7 @@ void CheckpointExperts::copy_gate_up(int moe_layer, int first, int count, std::b
     std::memcpy(to + matrix, expert.up, matrix);
     std::memset(to + 2 * matrix, 0, padding);
   }
+  if (report_) report_(static_cast<size_t>(count) * layout_.gate_up_shard_bytes);
 }
 
 void CheckpointExperts::copy_down(int moe_layer, int first, int count, std::byte* to) const {
@@ -24,6 +25,7 @@ void CheckpointExperts::copy_down(int moe_layer, int first, int count, std::byte
     std::memcpy(to, checkpoint_.expert(moe_layers_[moe_layer], e).down, matrix);
     std::memset(to + matrix, 0, layout_.down_shard_bytes - matrix);
   }
+  if (report_) report_(static_cast<size_t>(count) * layout_.down_shard_bytes);
 }
 
 }  // namespace vamp

@@ -1,6 +1,7 @@
 // The host copy of the experts is the checkpoint itself.
 #pragma once
 
+#include <functional>
 #include <vector>
 
 #include "memory/host_experts.h"
@@ -15,6 +16,10 @@ class CheckpointExperts final : public HostExperts {
  public:
   CheckpointExperts(const Checkpoint& checkpoint, const MemoryLayout& layout);
 
+  // Told the bytes of each copy, by the thread that makes it; empty: nobody is. Set while no copy
+  // is being made.
+  void set_report(std::function<void(size_t bytes)> report) { report_ = std::move(report); }
+
   void copy_gate_up(int moe_layer, int first, int count, std::byte* to) const override;
   void copy_down(int moe_layer, int first, int count, std::byte* to) const override;
 
@@ -22,6 +27,7 @@ class CheckpointExperts final : public HostExperts {
   const Checkpoint& checkpoint_;
   const MemoryLayout& layout_;
   std::vector<int> moe_layers_;
+  std::function<void(size_t)> report_;
 };
 
 }  // namespace vamp

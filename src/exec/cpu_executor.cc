@@ -1,5 +1,7 @@
 #include "exec/cpu_executor.h"
 
+#include <spdlog/spdlog.h>
+
 #include "base/error.h"
 #include "kernels/cpu/cpu_ops.h"
 #include "memory/host_virtual_memory.h"
@@ -8,6 +10,7 @@ namespace vamp {
 
 CpuExecutor::CpuExecutor(const ExecutorConfig& config, const Clock& clock,
                          const LoadProgress& progress, VirtualMemory* memory) {
+  const Micros start = clock.now();
   config.check();
   ops_ = make_ops(config);
   model_ = std::make_unique<LoadedModel>(config, *ops_, progress);
@@ -16,7 +19,10 @@ CpuExecutor::CpuExecutor(const ExecutorConfig& config, const Clock& clock,
         HostVirtualMemoryOptions{.granularity = model_->layout().page_bytes});
     memory = own_memory_.get();
   }
+  model_->report_experts(progress);
   runner_ = std::make_unique<PlanRunner>(config, *model_, *memory, *ops_, clock);
+  model_->report_experts({});
+  spdlog::info("Loaded in {:.1f} s", (clock.now() - start) / kSecond);
   worker_ = std::thread([this] { work(); });
 }
 

@@ -41,7 +41,7 @@ struct ExecutorConfig {
   size_t kv_offloading_size = 0;             // host tier of the KV cache; 0: none
   std::filesystem::path kv_offloading_file;  // back it by this file, not by memory; empty: memory
 
-  int max_num_batched_tokens = 8192;  // rows of one step: activations are sized by it
+  int max_num_batched_tokens = 2048;  // rows of one step: activations are sized by it
   int max_num_seqs = 128;             // running requests at most
   StagingMode staging = StagingMode::kAuto;
   int expert_count_interval = 32;  // steps between reports of tokens by expert; 0: never

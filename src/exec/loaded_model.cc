@@ -93,4 +93,17 @@ LoadedModel::LoadedModel(const ExecutorConfig& config, const Ops& ops, const Loa
   log_layout(checkpoint_.model(), layout_);
 }
 
+void LoadedModel::report_experts(const LoadProgress& progress) {
+  if (!progress) {
+    experts_.set_report({});
+    return;
+  }
+  const size_t out = layout_.group_bytes() * static_cast<size_t>(layout_.min_groups_out);
+  experts_.set_report(
+      [progress, done = size_t{0}, total = layout_.expert_bytes() - out](size_t bytes) mutable {
+        done += bytes;
+        progress("experts", done, total);
+      });
+}
+
 }  // namespace vamp

@@ -15,7 +15,7 @@
 
 namespace vamp {
 
-// What loading has come to, from the thread that loads: "dense weights", then "experts".
+// What loading has come to, in bytes, from the thread that loads: "dense weights", then "experts".
 using LoadProgress = std::function<void(const std::string& what, size_t done, size_t total)>;
 
 // The CPU's operations as the configuration asks for them.
@@ -39,6 +39,8 @@ class LoadedModel {
   const MemoryLayout& layout() const { return layout_; }
   const HostExperts& experts() const { return experts_; }
   const ModelWeights& weights() const { return weights_; }
+  // Who is told of experts as they are copied, until it is called again. Not while a step runs.
+  void report_experts(const LoadProgress& progress);
 
  private:
   Checkpoint checkpoint_;

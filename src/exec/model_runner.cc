@@ -56,7 +56,6 @@ ModelRunner::ModelRunner(const ModelConfig& model, const ModelWeights& weights, 
   cos_sin_ = AlignedBuffer(rows * w.rotary * sizeof(float));
   gate_up_ = AlignedBuffer(rows * 2 * w.mlp * activation);
   inner_ = AlignedBuffer(rows * w.mlp * activation);
-  last_rows_ = AlignedBuffer(samples * w.hidden * residual);
   logits_ = AlignedBuffer(samples * model.vocab_size * sizeof(float));
 }
 
@@ -67,36 +66,39 @@ size_t ModelRunner::buffer_bytes(const ModelConfig& model, OpsTypes types,
   const size_t activation = dtype_bytes(types.activation), residual = dtype_bytes(types.residual);
   return rows * ((w.hidden + w.qkv + w.context + 3 * w.mlp) * activation + w.hidden * residual +
                  w.rotary * sizeof(float)) +
-         samples * (w.hidden * residual + model.vocab_size * sizeof(float));
+         samples * model.vocab_size * sizeof(float);
 }
 
 std::span<float> ModelRunner::forward(const StepBatch& batch, const KvCache& cache) {
-  const int rows = batch.num_tokens();
-  VAMP_CHECK(rows <= limits_.max_tokens, "{} tokens in a step of at most {}", rows,
-             limits_.max_tokens);
-  ops_.embed(weights_.embedding, batch.tokens(), rows, residual_.data());
-  ops_.rope_angles(rope_, batch.positions(), rows, cos_sin_.as<float>());
+  rows_ = batch.num_tokens();
+  sequences_ = batch.sequences();
+  const int samples = static_cast<int>(batch.sample_rows().size());
+  VAMP_CHECK(rows_ <= limits_.max_tokens && samples <= limits_.max_samples,
+             "a step of {} tokens, {} of which sample; at most {} and {}", rows_, samples,
+             limits_.max_tokens, limits_.max_samples);
+  ops_.embed(weights_.embedding, batch.tokens(), rows_, residual_.data());
+  ops_.rope_angles(rope_, batch.positions(), rows_, cos_sin_.as<float>());
   int moe_layer = 0;
   for (int i = 0; i < model_.num_layers(); ++i) {
     const LayerWeights& layer = weights_.layers[i];
     attention(layer, i, batch, cache);
-    ops_.rms_norm(residual_.data(), rows, model_.hidden_size, layer.post_attention_norm,
+    ops_.rms_norm(residual_.data(), rows_, model_.hidden_size, layer.post_attention_norm,
                   normed_.data());
     if (layer.mlp) {
-      dense_mlp(*layer.mlp, rows);
+      dense_mlp(*layer.mlp);
     } else {
-      moe_.run(moe_layer++, layer.router, normed_.data(), rows, residual_.data());
+      moe_.run(moe_layer++, layer.router, normed_.data(), rows_, residual_.data());
     }
   }
-  return logits(batch);
+  return logits();
 }
 
 void ModelRunner::attention(const LayerWeights& layer, int index, const StepBatch& batch,
                             const KvCache& cache) {
   const AttentionWeights& w = layer.attention;
-  const int rows = batch.num_tokens(), hidden = model_.hidden_size, dim = model_.head_dim;
+  const int hidden = model_.hidden_size, dim = model_.head_dim;
   const int heads = model_.num_heads, kv_heads = model_.num_kv_heads;
-  ops_.rms_norm(residual_.data(), rows, hidden, layer.input_norm, normed_.data());
+  ops_.rms_norm(residual_.data(), rows_, hidden, layer.input_norm, normed_.data());
 
   // One row holds q, k and v side by side.
   const int64_t stride = static_cast<int64_t>(heads + 2 * kv_heads) * dim;
@@ -106,50 +108,62 @@ void ModelRunner::attention(const LayerWeights& layer, int index, const StepBatc
   std::byte* v = k + static_cast<size_t>(kv_heads) * dim * element;
   const LinearPart projections[] = {part(w.q, w.q_bias, q, stride), part(w.k, w.k_bias, k, stride),
                                     part(w.v, w.v_bias, v, stride)};
-  ops_.linear(normed_.data(), hidden, rows, projections);
-  if (w.q_norm.data != nullptr) {
-    ops_.head_norm(q, stride, rows, heads, dim, w.q_norm);
-    ops_.head_norm(k, stride, rows, kv_heads, dim, w.k_norm);
+  const std::span<const LinearPart> all(projections);
+  // After the last layer's keys and values nobody asks for rows that don't sample.
+  const bool narrows =
+      index + 1 == model_.num_layers() && batch.sample_rows().size() < static_cast<size_t>(rows_);
+  ops_.linear(normed_.data(), hidden, rows_, narrows ? all.subspan(1) : all);
+  if (w.k_norm.data != nullptr) ops_.head_norm(k, stride, rows_, kv_heads, dim, w.k_norm);
+  ops_.rope(k, stride, rows_, kv_heads, dim, rope_.rotary_dim, cos_sin_.as<float>());
+  ops_.write_kv(k, stride, v, stride, sequences_, cache, index);
+  if (narrows) {
+    narrow(batch);
+    ops_.linear(normed_.data(), hidden, rows_, all.first(1));
   }
-  ops_.rope(q, stride, rows, heads, dim, rope_.rotary_dim, cos_sin_.as<float>());
-  ops_.rope(k, stride, rows, kv_heads, dim, rope_.rotary_dim, cos_sin_.as<float>());
-
-  const SequenceBatch sequences = batch.sequences();
-  ops_.write_kv(k, stride, v, stride, sequences, cache, index);
+  if (w.q_norm.data != nullptr) ops_.head_norm(q, stride, rows_, heads, dim, w.q_norm);
+  ops_.rope(q, stride, rows_, heads, dim, rope_.rotary_dim, cos_sin_.as<float>());
   const int64_t out_stride = static_cast<int64_t>(heads) * dim;
   const float scale = 1.0f / std::sqrt(static_cast<float>(dim));
-  ops_.attention(q, stride, sequences, cache, index, heads, scale, context_.data(), out_stride);
+  ops_.attention(q, stride, sequences_, cache, index, heads, scale, context_.data(), out_stride);
   const LinearPart out = part(w.o, w.o_bias, residual_.data(), hidden, LinearPart::Out::kResidual);
-  ops_.linear(context_.data(), out_stride, rows, {&out, 1});
+  ops_.linear(context_.data(), out_stride, rows_, {&out, 1});
 }
 
-void ModelRunner::dense_mlp(const DenseMlpWeights& mlp, int rows) {
+void ModelRunner::narrow(const StepBatch& batch) {
+  const auto gather = [&](const AlignedBuffer& rows, size_t row_bytes) {
+    std::byte* to = rows.data();
+    for (const int32_t row :
+         batch.sample_rows()) {  // ascending: none is overwritten before it moves
+      std::memmove(to, rows.data() + static_cast<size_t>(row) * row_bytes, row_bytes);
+      to += row_bytes;
+    }
+  };
+  gather(residual_, model_.hidden_size * dtype_bytes(ops_.types().residual));
+  gather(normed_, model_.hidden_size * dtype_bytes(ops_.types().activation));
+  gather(cos_sin_, rope_.rotary_dim * sizeof(float));
+  rows_ = static_cast<int>(batch.sample_rows().size());
+  sequences_ = batch.sampling_sequences();
+}
+
+void ModelRunner::dense_mlp(const DenseMlpWeights& mlp) {
   const int width = mlp.gate.rows;
   std::byte* up = gate_up_.data() + width * dtype_bytes(ops_.types().activation);
   const LinearPart in[] = {part(mlp.gate, nullptr, gate_up_.data(), 2 * width),
                            part(mlp.up, nullptr, up, 2 * width)};
-  ops_.linear(normed_.data(), model_.hidden_size, rows, in);
-  ops_.silu_and_mul(gate_up_.data(), rows, width, inner_.data());
+  ops_.linear(normed_.data(), model_.hidden_size, rows_, in);
+  ops_.silu_and_mul(gate_up_.data(), rows_, width, inner_.data());
   const LinearPart out =
       part(mlp.down, nullptr, residual_.data(), model_.hidden_size, LinearPart::Out::kResidual);
-  ops_.linear(inner_.data(), width, rows, {&out, 1});
+  ops_.linear(inner_.data(), width, rows_, {&out, 1});
 }
 
-std::span<float> ModelRunner::logits(const StepBatch& batch) {
-  const int samples = static_cast<int>(batch.sample_rows().size());
-  VAMP_CHECK(samples <= limits_.max_samples, "{} rows sample in a step of at most {}", samples,
-             limits_.max_samples);
+std::span<float> ModelRunner::logits() {
   const int hidden = model_.hidden_size, vocab = model_.vocab_size;
-  const size_t row_bytes = hidden * dtype_bytes(ops_.types().residual);
-  for (int i = 0; i < samples; ++i) {
-    std::memcpy(last_rows_.data() + i * row_bytes,
-                residual_.data() + batch.sample_rows()[i] * row_bytes, row_bytes);
-  }
-  ops_.rms_norm(last_rows_.data(), samples, hidden, weights_.final_norm, normed_.data());
+  ops_.rms_norm(residual_.data(), rows_, hidden, weights_.final_norm, normed_.data());
   const LinearPart head =
       part(weights_.lm_head, nullptr, logits_.data(), vocab, LinearPart::Out::kFloat);
-  ops_.linear(normed_.data(), hidden, samples, {&head, 1});
-  return {logits_.as<float>(), static_cast<size_t>(samples) * vocab};
+  ops_.linear(normed_.data(), hidden, rows_, {&head, 1});
+  return {logits_.as<float>(), static_cast<size_t>(rows_) * vocab};
 }
 
 }  // namespace vamp

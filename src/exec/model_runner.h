@@ -34,8 +34,10 @@ class ModelRunner {
  private:
   void attention(const LayerWeights& layer, int index, const StepBatch& batch,
                  const KvCache& cache);
-  void dense_mlp(const DenseMlpWeights& mlp, int rows);
-  std::span<float> logits(const StepBatch& batch);
+  // Of all rows only those that sample go on, moved together.
+  void narrow(const StepBatch& batch);
+  void dense_mlp(const DenseMlpWeights& mlp);
+  std::span<float> logits();
 
   const ModelConfig& model_;
   const ModelWeights& weights_;
@@ -44,6 +46,10 @@ class ModelRunner {
   RunnerLimits limits_;
   RopeFrequencies rope_;
 
+  // Of the present step.
+  int rows_ = 0;
+  SequenceBatch sequences_;
+
   // [max_tokens, ...] each.
   AlignedBuffer residual_;         // [hidden]
   AlignedBuffer normed_;           // [hidden]
@@ -51,7 +57,6 @@ class ModelRunner {
   AlignedBuffer context_;          // [heads head_dim]
   AlignedBuffer cos_sin_;          // f32 [rotary_dim]
   AlignedBuffer gate_up_, inner_;  // dense layers only: [2 width], [width]
-  AlignedBuffer last_rows_;        // residual rows that sample, [max_samples, hidden]
   AlignedBuffer logits_;           // f32 [max_samples, vocab]
 };
 

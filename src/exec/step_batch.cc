@@ -12,6 +12,10 @@ void StepBatch::build(const StepPlan& plan, const RequestTable& table, int block
   block_ids_.clear();
   sample_rows_.clear();
   sample_slots_.clear();
+  sample_positions_.clear();
+  sample_query_start_.assign(1, 0);
+  sample_block_start_.assign(1, 0);
+  sample_block_ids_.clear();
   for (const BatchEntry& entry : plan.batch) {
     if (entry.count == 0) continue;
     const RunningRequest& row = table.row(entry.slot);
@@ -32,6 +36,11 @@ void StepBatch::build(const StepPlan& plan, const RequestTable& table, int block
     if (!entry.sample) continue;
     sample_rows_.push_back(num_tokens() - 1);
     sample_slots_.push_back(entry.slot);
+    sample_positions_.push_back(end - 1);
+    sample_query_start_.push_back(static_cast<int32_t>(sample_rows_.size()));
+    sample_block_ids_.insert(sample_block_ids_.end(), row.blocks.begin(),
+                             row.blocks.begin() + blocks);
+    sample_block_start_.push_back(static_cast<int32_t>(sample_block_ids_.size()));
   }
 }
 
@@ -43,6 +52,16 @@ SequenceBatch StepBatch::sequences() const {
   batch.query_start = query_start_.data();
   batch.block_start = block_start_.data();
   batch.block_ids = block_ids_.data();
+  return batch;
+}
+
+SequenceBatch StepBatch::sampling_sequences() const {
+  SequenceBatch batch;
+  batch.num_tokens = batch.num_sequences = static_cast<int>(sample_rows_.size());
+  batch.positions = sample_positions_.data();
+  batch.query_start = sample_query_start_.data();
+  batch.block_start = sample_block_start_.data();
+  batch.block_ids = sample_block_ids_.data();
   return batch;
 }
 

@@ -20,6 +20,8 @@ class StepBatch {
   const TokenId* tokens() const { return tokens_.data(); }
   const int32_t* positions() const { return positions_.data(); }
   SequenceBatch sequences() const;
+  // Only the last token of each sequence that samples: row i is sample_rows()[i].
+  SequenceBatch sampling_sequences() const;
   // Rows whose logits are wanted, ascending, and the slot of each.
   const std::vector<int32_t>& sample_rows() const { return sample_rows_; }
   const std::vector<RequestSlot>& sample_slots() const { return sample_slots_; }
@@ -32,6 +34,11 @@ class StepBatch {
   std::vector<BlockId> block_ids_;
   std::vector<int32_t> sample_rows_;
   std::vector<RequestSlot> sample_slots_;
+  // The same four of the sequences that sample.
+  std::vector<int32_t> sample_positions_;
+  std::vector<int32_t> sample_query_start_ = {0};
+  std::vector<int32_t> sample_block_start_ = {0};
+  std::vector<BlockId> sample_block_ids_;
 };
 
 }  // namespace vamp

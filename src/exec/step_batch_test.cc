@@ -43,6 +43,13 @@ TEST(StepBatch, LaysEntriesEndToEnd) {
   EXPECT_THAT(std::vector<int>(s.block_ids, s.block_ids + 3), ElementsAre(5, 6, 7));
   EXPECT_THAT(batch.sample_rows(), ElementsAre(3));
   EXPECT_THAT(batch.sample_slots(), ElementsAre(4));
+  const SequenceBatch last = batch.sampling_sequences();
+  ASSERT_EQ(last.num_tokens, 1);
+  ASSERT_EQ(last.num_sequences, 1);
+  EXPECT_EQ(last.positions[0], 2);
+  EXPECT_THAT(std::vector<int>(last.query_start, last.query_start + 2), ElementsAre(0, 1));
+  EXPECT_THAT(std::vector<int>(last.block_start, last.block_start + 2), ElementsAre(0, 1));
+  EXPECT_EQ(last.block_ids[0], 7);
 }
 
 TEST(StepBatch, WorkThatDoesNotFitTheTableIsABrokenInvariant) {
