@@ -1,0 +1,51 @@
+// What a policy runs on: a real model on this machine's processor, or a simulated GPU.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "base/clock.h"
+#include "core/executor.h"
+#include "core/make_policy.h"
+#include "core/scheduler.h"
+#include "model/memory_layout.h"
+#include "model/model_config.h"
+
+namespace vamp {
+
+struct MachineSetup {
+  std::string model;           // Hugging Face folder (sim: or a config.json)
+  std::string executor = "cpu";
+  std::string gpu;             // sim: preset of the GPU's memory
+  std::string profile;         // sim: speeds; empty: the profile whose name the preset's begins with
+  double gpu_memory_utilization = 0;   // sim: 0: the preset's
+  int tensor_parallel = 1;             // sim
+  size_t device_memory = 0;    // budget for everything; 0: the preset's, or for the CPU 2 GiB
+  size_t kv_cache_memory = 0;  // instead: KV pool with all experts resident
+  size_t kv_offloading = 0;    // host tier
+  double max_offload_percent = 15;
+  int block_tokens = 16;
+  StagingMode staging = StagingMode::kAuto;
+  int threads = 0;             // cpu
+  std::string dtype = "auto";  // cpu
+  bool dummy_weights = false;  // cpu
+  SchedulerConfig scheduler;
+};
+
+// One policy's machine. The executor and what it needs, fresh for each run.
+struct Machine {
+  std::unique_ptr<Clock> clock;
+  std::unique_ptr<MemoryLayout> own_layout;
+  std::unique_ptr<Executor> executor;
+  const MemoryLayout* layout = nullptr;
+  SchedulerConfig scheduler;  // as the policy wants it
+  StagingMode staging = StagingMode::kAuto;
+};
+
+// Throws Error for what cannot be: unknown names, a model that does not fit, a broken checkpoint.
+Machine make_machine(const MachineSetup& setup, const ModelConfig& model, const PolicyTraits& traits);
+
+// One line for the report, e.g. "sim h200, 0.90 of 141 GiB".
+std::string describe_machine(const MachineSetup& setup);
+
+}  // namespace vamp

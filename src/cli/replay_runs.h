@@ -1,0 +1,32 @@
+// `vamp replay` once its flags are read: a model, a trace and policies; one run after the other.
+#pragma once
+
+#include <iosfwd>
+#include <string>
+#include <vector>
+
+#include "cli/machine.h"
+#include "replay/prompt_builder.h"
+#include "replay/replay_driver.h"
+#include "replay/trace.h"
+
+namespace vamp {
+
+struct ReplaySetup {
+  MachineSetup machine;
+  std::string trace;  // a path, or sweep:sessions=16,kv=0.85GiB,...
+  TraceReadOptions trace_read;
+  TraceSelection selection;
+  double token_scale = 1;
+  PromptOptions prompts;
+  ReplayOptions replay;
+  std::vector<std::string> policies;
+  std::string output = "results/replay";
+  bool show_answer = false;
+};
+
+// Runs every policy, prints one table to `out` and progress to `err`, writes the report's files. True
+// when every planned turn of every run was answered or refused (nothing was interrupted). Throws Error.
+bool run_replay(const ReplaySetup& setup, std::ostream& out, std::ostream& err);
+
+}  // namespace vamp
