@@ -12,8 +12,8 @@
 
 namespace vamp {
 
-// try_push() and wake() from any thread; drain() and wait_for() from the one that consumes. Never blocks
-// a producer: a full queue refuses.
+// try_push() and wake() from any thread; drain() and wait_for() from the one that consumes. Never
+// blocks a producer: a full queue refuses.
 template <typename T>
 class BoundedQueue {
  public:

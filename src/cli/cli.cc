@@ -16,7 +16,7 @@ namespace {
 constexpr int kUserFault = 2;
 constexpr int kOwnFault = 3;
 
-constexpr AddCommand kCommands[] = {add_inspect_command};
+constexpr AddCommand kCommands[] = {add_inspect_command, add_replay_command};
 
 // vLLM's short form `-tp 2`, which CLI11 would read as `-t p`. In reverse, as CLI11 wants them.
 std::vector<std::string> arguments(int argc, const char* const* argv) {

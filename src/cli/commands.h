@@ -18,5 +18,6 @@ struct CommandContext {
 using AddCommand = void (*)(CLI::App& app, CommandContext& context);
 
 void add_inspect_command(CLI::App& app, CommandContext& context);
+void add_replay_command(CLI::App& app, CommandContext& context);
 
 }  // namespace vamp

@@ -3,8 +3,8 @@
 
 namespace vamp {
 
-// Blocks SIGINT in the calling thread and those it starts, for its lifetime. After the first Ctrl-C the
-// signal is let through again, so that a second one ends the program. One thread.
+// Blocks SIGINT in the calling thread and those it starts, for its lifetime. After the first Ctrl-C
+// the signal is let through again, so that a second one ends the program. One thread.
 class InterruptWatch {
  public:
   InterruptWatch();

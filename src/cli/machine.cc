@@ -11,7 +11,8 @@
 namespace vamp {
 namespace {
 
-constexpr size_t kPlenty = size_t{1} << 50;  // a budget that any model fits, to learn its fixed parts
+constexpr size_t kPlenty = size_t{1}
+                           << 50;  // a budget that any model fits, to learn its fixed parts
 
 MachineProfile simulated_machine(const MachineSetup& setup) {
   if (!setup.profile.empty()) return machine_profile(setup.profile);
@@ -23,11 +24,13 @@ MachineProfile simulated_machine(const MachineSetup& setup) {
 
 size_t simulated_budget(const MachineSetup& setup, const GpuPreset& gpu) {
   if (setup.device_memory > 0) return setup.device_memory;
-  const double share = setup.gpu_memory_utilization > 0 ? setup.gpu_memory_utilization : gpu.memory_utilization;
+  const double share =
+      setup.gpu_memory_utilization > 0 ? setup.gpu_memory_utilization : gpu.memory_utilization;
   return static_cast<size_t>(static_cast<double>(gpu.memory_bytes) * share);
 }
 
-Machine make_simulated(const MachineSetup& setup, const ModelConfig& model, const PolicyTraits& traits) {
+Machine make_simulated(const MachineSetup& setup, const ModelConfig& model,
+                       const PolicyTraits& traits) {
   const GpuPreset& gpu = gpu_preset(setup.gpu);
   MemoryLayoutOptions options;
   options.tensor_parallel = setup.tensor_parallel;
@@ -39,24 +42,26 @@ Machine make_simulated(const MachineSetup& setup, const ModelConfig& model, cons
   if (setup.kv_cache_memory > 0) {
     options.device_bytes = kPlenty;
     const MemoryLayout probe = make_memory_layout(model, options);
-    options.device_bytes =
-        probe.dense_weight_bytes + probe.reserve_bytes + probe.expert_bytes() + setup.kv_cache_memory;
+    options.device_bytes = probe.dense_weight_bytes + probe.reserve_bytes + probe.expert_bytes() +
+                           setup.kv_cache_memory;
   }
   Machine machine;
   machine.own_layout = std::make_unique<MemoryLayout>(make_memory_layout(model, options));
   machine.layout = machine.own_layout.get();
   machine.clock = std::make_unique<VirtualClock>();
-  machine.executor = std::make_unique<SimExecutor>(model, *machine.layout, SimConfig{simulated_machine(setup), {}},
-                                                   *machine.clock);
+  machine.executor = std::make_unique<SimExecutor>(
+      model, *machine.layout, SimConfig{simulated_machine(setup), {}}, *machine.clock);
   if (traits.host_tier) {
-    machine.scheduler.host_blocks = static_cast<int>(setup.kv_offloading / machine.layout->block_bytes);
+    machine.scheduler.host_blocks =
+        static_cast<int>(setup.kv_offloading / machine.layout->block_bytes);
   }
   return machine;
 }
 
 }  // namespace
 
-Machine make_machine(const MachineSetup& setup, const ModelConfig& model, const PolicyTraits& traits) {
+Machine make_machine(const MachineSetup& setup, const ModelConfig& model,
+                     const PolicyTraits& traits) {
   Machine machine = make_simulated(setup, model, traits);
   const int host_blocks = machine.scheduler.host_blocks;
   machine.scheduler = setup.scheduler;
@@ -70,8 +75,9 @@ Machine make_machine(const MachineSetup& setup, const ModelConfig& model, const 
 
 std::string describe_machine(const MachineSetup& setup) {
   if (setup.executor == "sim") {
-    return fmt::format("simulated {}{}", setup.gpu,
-                       setup.tensor_parallel > 1 ? fmt::format(", TP{}", setup.tensor_parallel) : "");
+    return fmt::format(
+        "simulated {}{}", setup.gpu,
+        setup.tensor_parallel > 1 ? fmt::format(", TP{}", setup.tensor_parallel) : "");
   }
   return "this processor";
 }

@@ -14,12 +14,12 @@
 namespace vamp {
 
 struct MachineSetup {
-  std::string model;           // Hugging Face folder (sim: or a config.json)
+  std::string model;  // Hugging Face folder (sim: or a config.json)
   std::string executor = "cpu";
-  std::string gpu;             // sim: preset of the GPU's memory
-  std::string profile;         // sim: speeds; empty: the profile whose name the preset's begins with
-  double gpu_memory_utilization = 0;   // sim: 0: the preset's
-  int tensor_parallel = 1;             // sim
+  std::string gpu;      // sim: preset of the GPU's memory
+  std::string profile;  // sim: speeds; empty: the profile whose name the preset's begins with
+  double gpu_memory_utilization = 0;  // sim: 0: the preset's
+  int tensor_parallel = 1;            // sim
   size_t device_memory = 0;    // budget for everything; 0: the preset's, or for the CPU 2 GiB
   size_t kv_cache_memory = 0;  // instead: KV pool with all experts resident
   size_t kv_offloading = 0;    // host tier
@@ -43,7 +43,8 @@ struct Machine {
 };
 
 // Throws Error for what cannot be: unknown names, a model that does not fit, a broken checkpoint.
-Machine make_machine(const MachineSetup& setup, const ModelConfig& model, const PolicyTraits& traits);
+Machine make_machine(const MachineSetup& setup, const ModelConfig& model,
+                     const PolicyTraits& traits);
 
 // One line for the report, e.g. "sim h200, 0.90 of 141 GiB".
 std::string describe_machine(const MachineSetup& setup);

@@ -1,5 +1,5 @@
-// `vamp replay MODEL --trace FILE --policy static,paper,priced`: a recorded workload, once under each
-// policy.
+// `vamp replay MODEL --trace FILE --policy static,paper,priced`: a recorded workload, once under
+// each policy.
 #include <memory>
 #include <ostream>
 
@@ -13,7 +13,8 @@ namespace {
 // Flags as text, where they are checked or converted later.
 struct ReplayFlags {
   ReplaySetup setup;
-  std::string trace_format, window = "all", admission = "whole-prompt", scheduling = "fcfs", staging = "auto";
+  std::string trace_format, window = "all", admission = "whole-prompt", scheduling = "fcfs",
+                            staging = "auto";
   std::string device_memory, kv_cache_memory, kv_offloading, load_format = "auto";
   double think_cap = 60, think_time = -1, stagger = 0, max_seconds = 0;
 };
@@ -26,7 +27,8 @@ size_t parse_gib(const std::string& text) {
 }
 
 template <typename Value>
-Value choose(const char* flag, const std::string& text, std::initializer_list<std::pair<const char*, Value>> choices) {
+Value choose(const char* flag, const std::string& text,
+             std::initializer_list<std::pair<const char*, Value>> choices) {
   std::string names;
   for (const auto& [name, value] : choices) {
     if (text == name) return value;
@@ -50,46 +52,66 @@ ReplaySetup finish(ReplayFlags flags) {
       "--admission", flags.admission,
       {{"whole-prompt", AdmissionRule::kWholePrompt}, {"first-chunk", AdmissionRule::kFirstChunk}});
   machine.scheduler.scheduling = choose<SchedulingPolicy>(
-      "--scheduling-policy", flags.scheduling, {{"fcfs", SchedulingPolicy::kFcfs}, {"priority", SchedulingPolicy::kPriority}});
+      "--scheduling-policy", flags.scheduling,
+      {{"fcfs", SchedulingPolicy::kFcfs}, {"priority", SchedulingPolicy::kPriority}});
   machine.staging = choose<StagingMode>("--staging", flags.staging,
                                         {{"auto", StagingMode::kAuto},
                                          {"whole-region", StagingMode::kWholeRegion},
                                          {"activated", StagingMode::kActivated}});
-  machine.dummy_weights =
-      choose<bool>("--load-format", flags.load_format, {{"auto", false}, {"safetensors", false}, {"dummy", true}});
+  machine.dummy_weights = choose<bool>("--load-format", flags.load_format,
+                                       {{"auto", false}, {"safetensors", false}, {"dummy", true}});
   if (!flags.device_memory.empty()) machine.device_memory = parse_bytes(flags.device_memory);
   if (!flags.kv_cache_memory.empty()) machine.kv_cache_memory = parse_bytes(flags.kv_cache_memory);
   machine.kv_offloading = parse_gib(flags.kv_offloading);
-  if (machine.executor == "sim" && machine.gpu.empty()) throw Error("--executor sim: name the simulated GPU with --gpu");
+  if (machine.executor == "sim" && machine.gpu.empty())
+    throw Error("--executor sim: name the simulated GPU with --gpu");
   return setup;
 }
 
 void add_workload_options(CLI::App& command, ReplayFlags& flags) {
   ReplaySetup& setup = flags.setup;
   ReplayOptions& replay = setup.replay;
-  command.add_option("--trace", setup.trace,
-                     "file, .gz, tar archive or folder: AIPerf mooncake_trace, Mooncake, WEKA, vLLM multi-turn, LMCache; or "
-                     "sweep:sessions=16,kv=0.85GiB[,turns=12,output=128,first=0.4]")
+  command
+      .add_option("--trace", setup.trace,
+                  "file, .gz, tar archive or folder: AIPerf mooncake_trace, Mooncake, WEKA, vLLM "
+                  "multi-turn, LMCache; or "
+                  "sweep:sessions=16,kv=0.85GiB[,turns=12,output=128,first=0.4]")
       ->required();
-  command.add_option("--trace-format", flags.trace_format, "mooncake, weka, vllm-multi-turn or lmcache (default: told from the content)");
-  command.add_option("--trace-block-size", setup.trace_read.block_tokens, "tokens a block id stands for (default: told from the lengths)");
-  command.add_flag("--chat", setup.trace_read.chat, "LMCache: wrap each piece of text as a user's message");
-  command.add_option("--sessions", replay.sessions, "sessions at once; a session that ends makes room for the next (default: all, from their recorded start)");
-  command.add_option("--stagger", flags.stagger, "seconds between the starts of the first sessions");
+  command.add_option("--trace-format", flags.trace_format,
+                     "mooncake, weka, vllm-multi-turn or lmcache (default: told from the content)");
+  command.add_option("--trace-block-size", setup.trace_read.block_tokens,
+                     "tokens a block id stands for (default: told from the lengths)");
+  command.add_flag("--chat", setup.trace_read.chat,
+                   "LMCache: wrap each piece of text as a user's message");
+  command.add_option("--sessions", replay.sessions,
+                     "sessions at once; a session that ends makes room for the next (default: all, "
+                     "from their recorded start)");
+  command.add_option("--stagger", flags.stagger,
+                     "seconds between the starts of the first sessions");
   command.add_option("--max-sessions", setup.selection.max_sessions, "the trace's first so many");
   command.add_option("--max-turns", setup.selection.max_turns, "of each session");
-  command.add_option("--drop-shortest", setup.selection.drop_shortest, "leave out so many sessions with the fewest turns");
-  command.add_option("--token-scale", setup.token_scale, "scale prompt and output lengths of a trace of block ids");
+  command.add_option("--drop-shortest", setup.selection.drop_shortest,
+                     "leave out so many sessions with the fewest turns");
+  command.add_option("--token-scale", setup.token_scale,
+                     "scale prompt and output lengths of a trace of block ids");
   command.add_option("--think-scale", replay.think_scale, "scale recorded think times");
-  command.add_option("--think-cap", flags.think_cap, "seconds that a think time lasts at most (default 60)");
+  command.add_option("--think-cap", flags.think_cap,
+                     "seconds that a think time lasts at most (default 60)");
   command.add_option("--think-time", flags.think_time, "seconds, instead of the recorded ones");
-  command.add_option("--think-jitter", replay.think_jitter, "vary think times by this share")->check(CLI::Range(0.0, 1.0));
-  command.add_option("--output-len", setup.prompts.output_tokens, "tokens of every answer (default: as recorded)");
-  command.add_option("--max-output-len", setup.prompts.max_output_tokens, "tokens of an answer at most");
-  command.add_option("--first-prompt-tokens", setup.prompts.first_prompt_tokens, "text: cut a session's first prompt");
-  command.add_option("--turn-tokens", setup.prompts.turn_tokens, "text: cut what a later turn adds");
-  command.add_flag("--own-replies", setup.prompts.own_replies, "text: the model's own answer enters the next prompt, not the recorded one");
-  command.add_option("--window", flags.window, "what is counted: all, paper, or seconds BEGIN:END (default all)");
+  command.add_option("--think-jitter", replay.think_jitter, "vary think times by this share")
+      ->check(CLI::Range(0.0, 1.0));
+  command.add_option("--output-len", setup.prompts.output_tokens,
+                     "tokens of every answer (default: as recorded)");
+  command.add_option("--max-output-len", setup.prompts.max_output_tokens,
+                     "tokens of an answer at most");
+  command.add_option("--first-prompt-tokens", setup.prompts.first_prompt_tokens,
+                     "text: cut a session's first prompt");
+  command.add_option("--turn-tokens", setup.prompts.turn_tokens,
+                     "text: cut what a later turn adds");
+  command.add_flag("--own-replies", setup.prompts.own_replies,
+                   "text: the model's own answer enters the next prompt, not the recorded one");
+  command.add_option("--window", flags.window,
+                     "what is counted: all, paper, or seconds BEGIN:END (default all)");
   command.add_option("--max-seconds", flags.max_seconds, "cut a run after so long");
   command.add_option("--seed", setup.prompts.seed, "of prompt tokens and think times (default 1)");
 }
@@ -97,25 +119,41 @@ void add_workload_options(CLI::App& command, ReplayFlags& flags) {
 void add_engine_options(CLI::App& command, ReplayFlags& flags) {
   MachineSetup& machine = flags.setup.machine;
   SchedulerConfig& scheduler = machine.scheduler;
-  command.add_option("--executor", machine.executor, "cpu, or sim: a latency model under a virtual clock")
+  command
+      .add_option("--executor", machine.executor,
+                  "cpu, or sim: a latency model under a virtual clock")
       ->check(CLI::IsMember({"cpu", "sim"}));
   command.add_option("--gpu", machine.gpu, "sim: GPU preset, see vamp inspect");
   command.add_option("--machine", machine.profile, "sim: speeds (default: the GPU's)");
-  command.add_option("--gpu-memory-utilization", machine.gpu_memory_utilization, "sim: share of the GPU's memory to use");
-  command.add_option("--tensor-parallel-size", machine.tensor_parallel, "sim: GPUs that the model is cut over; short form -tp");
-  command.add_option("--device-memory", flags.device_memory, "budget for weights and KV, like 2GiB");
-  command.add_option("--kv-cache-memory-bytes", flags.kv_cache_memory, "instead: the KV pool with every expert resident");
-  command.add_option("--kv-offloading-size", flags.kv_offloading, "host tier of the KV cache, in GiB or like 512MiB (default none)");
-  command.add_option("--max-offload-ratio", machine.max_offload_percent, "VAMP-r: percent of a layer's experts that may be given up (default 15)");
+  command.add_option("--gpu-memory-utilization", machine.gpu_memory_utilization,
+                     "sim: share of the GPU's memory to use");
+  command.add_option("--tensor-parallel-size", machine.tensor_parallel,
+                     "sim: GPUs that the model is cut over; short form -tp");
+  command.add_option("--device-memory", flags.device_memory,
+                     "budget for weights and KV, like 2GiB");
+  command.add_option("--kv-cache-memory-bytes", flags.kv_cache_memory,
+                     "instead: the KV pool with every expert resident");
+  command.add_option("--kv-offloading-size", flags.kv_offloading,
+                     "host tier of the KV cache, in GiB or like 512MiB (default none)");
+  command.add_option("--max-offload-ratio", machine.max_offload_percent,
+                     "VAMP-r: percent of a layer's experts that may be given up (default 15)");
   command.add_option("--block-size", machine.block_tokens, "tokens a KV block (default 16)");
-  command.add_option("--staging", flags.staging, "auto, whole-region or activated (the paper's policy: always whole-region)");
-  command.add_option("--max-num-seqs", scheduler.max_num_seqs, "running requests at most (default 128)");
-  command.add_option("--max-num-batched-tokens", scheduler.max_num_batched_tokens, "tokens of one step (default 8192)");
-  command.add_option("--max-model-len", scheduler.max_model_len, "prompt and output of one request (default: what the pool holds)");
-  command.add_flag("--enable-prefix-caching,!--no-enable-prefix-caching", scheduler.enable_prefix_caching, "reuse cached prefixes (default on)");
+  command.add_option("--staging", flags.staging,
+                     "auto, whole-region or activated (the paper's policy: always whole-region)");
+  command.add_option("--max-num-seqs", scheduler.max_num_seqs,
+                     "running requests at most (default 128)");
+  command.add_option("--max-num-batched-tokens", scheduler.max_num_batched_tokens,
+                     "tokens of one step (default 8192)");
+  command.add_option("--max-model-len", scheduler.max_model_len,
+                     "prompt and output of one request (default: what the pool holds)");
+  command.add_flag("--enable-prefix-caching,!--no-enable-prefix-caching",
+                   scheduler.enable_prefix_caching, "reuse cached prefixes (default on)");
   command.add_option("--scheduling-policy", flags.scheduling, "fcfs or priority");
-  command.add_option("--admission", flags.admission, "whole-prompt or first-chunk: how much of a request must fit before it enters");
-  command.add_option("--threads", machine.threads, "cpu: threads that compute (default: one a processor)");
+  command.add_option(
+      "--admission", flags.admission,
+      "whole-prompt or first-chunk: how much of a request must fit before it enters");
+  command.add_option("--threads", machine.threads,
+                     "cpu: threads that compute (default: one a processor)");
   command.add_option("--dtype", machine.dtype, "cpu: auto, bfloat16 or float32");
   command.add_option("--load-format", flags.load_format, "cpu: auto, safetensors or dummy");
 }
@@ -126,15 +164,20 @@ void add_replay_command(CLI::App& app, CommandContext& context) {
   auto flags = std::make_shared<ReplayFlags>();
   ReplaySetup& setup = flags->setup;
   setup.policies = {"static", "paper", "priced"};
-  CLI::App* command = app.add_subcommand("replay", "Replay a recorded workload under one policy after the other, and report");
+  CLI::App* command = app.add_subcommand(
+      "replay", "Replay a recorded workload under one policy after the other, and report");
   command->add_option("model", setup.machine.model, "Hugging Face folder")->required();
-  command->add_option("--policy", setup.policies, "static, paper, priced, ...: one run each")->delimiter(',');
+  command->add_option("--policy", setup.policies, "static, paper, priced, ...: one run each")
+      ->delimiter(',');
   add_workload_options(*command, *flags);
   add_engine_options(*command, *flags);
-  command->add_option("--output", setup.output, "folder for results.json, results.sqlite and report.html (default results/replay)");
+  command->add_option(
+      "--output", setup.output,
+      "folder for results.json, results.sqlite and report.html (default results/replay)");
   command->add_flag("--show-answer", setup.show_answer, "text: print a sample answer");
   command->callback([flags, &context] {
-    if (!run_replay(finish(*flags), context.out, context.err)) context.exit_code = 130;  // as a shell says of Ctrl-C
+    if (!run_replay(finish(*flags), context.out, context.err))
+      context.exit_code = 130;  // as a shell says of Ctrl-C
   });
 }
 

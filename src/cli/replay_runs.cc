@@ -12,7 +12,6 @@
 #include "cli/interrupt.h"
 #include "report/page.h"
 #include "report/table.h"
-#include "text/tokenizer.h"
 
 namespace vamp {
 namespace {
@@ -41,17 +40,21 @@ SweepOptions parse_sweep(std::string_view text, size_t kv_bytes_per_token) {
       } else if (key == "kv") {
         sweep.kv_bytes_per_session = parse_bytes(value);
       } else {
-        throw Error("--trace sweep: \"{}\" is unknown; use sessions, kv, turns, output, first", key);
+        throw Error("--trace sweep: \"{}\" is unknown; use sessions, kv, turns, output, first",
+                    key);
       }
     } catch (const std::logic_error&) {  // of stoi and stod
       throw Error("--trace sweep: {}={} is not a number", key, value);
     }
   }
-  if (sweep.kv_bytes_per_session == 0) throw Error("--trace sweep: give kv=BYTES, a session's KV at its end");
+  if (sweep.kv_bytes_per_session == 0)
+    throw Error("--trace sweep: give kv=BYTES, a session's KV at its end");
   return sweep;
 }
 
-bool is_sweep(const std::string& trace) { return trace.starts_with("sweep:"); }
+bool is_sweep(const std::string& trace) {
+  return trace.starts_with("sweep:");
+}
 
 Trace load_trace(const ReplaySetup& setup, size_t kv_bytes_per_token) {
   Trace trace = is_sweep(setup.trace) ? make_sweep(parse_sweep(setup.trace, kv_bytes_per_token))
@@ -76,13 +79,16 @@ class ProgressLine {
     const double spent = std::chrono::duration<double>(now - start_).count();
     std::string left = "?";
     if (progress.turns_ended > 0) {
-      const int seconds = static_cast<int>(spent / progress.turns_ended * (progress.planned_turns - progress.turns_ended));
+      const int seconds = static_cast<int>(spent / progress.turns_ended *
+                                           (progress.planned_turns - progress.turns_ended));
       left = fmt::format("{}:{:02}", seconds / 60, seconds % 60);
     }
     const SchedulerStats& stats = progress.scheduler;
-    err_ << fmt::format("\r\x1b[K{}: {} of {} turns, {:.0f}% cached, {} waiting, {} groups given up, at {:.0f} s; about {} left",
-                        policy_, progress.turns_ended, progress.planned_turns, 100 * stats.hit_rate, stats.waiting,
-                        stats.groups_out, progress.now / kSecond, left)
+    err_ << fmt::format(
+                "\r\x1b[K{}: {} of {} turns, {:.0f}% cached, {} waiting, {} groups given up, at "
+                "{:.0f} s; about {} left",
+                policy_, progress.turns_ended, progress.planned_turns, 100 * stats.hit_rate,
+                stats.waiting, stats.groups_out, progress.now / kSecond, left)
          << std::flush;
   }
 
@@ -93,23 +99,29 @@ class ProgressLine {
   bool shown_ = false;
 };
 
-std::vector<std::pair<std::string, std::string>> run_settings(const std::string& policy, const Machine& machine) {
+std::vector<std::pair<std::string, std::string>> run_settings(const std::string& policy,
+                                                              const Machine& machine) {
   const PolicyTraits traits = policy_traits(policy);
   const SchedulerConfig& scheduler = machine.scheduler;
   const MemoryLayout& layout = *machine.layout;
-  return {{"boundary", !traits.moves_boundary ? "fixed" : traits.two_way_boundary ? "two-way" : "one-way"},
-          {"staging", machine.staging == StagingMode::kWholeRegion  ? "whole region"
+  return {{"boundary", !traits.moves_boundary    ? "fixed"
+                       : traits.two_way_boundary ? "two-way"
+                                                 : "one-way"},
+          {"staging", machine.staging == StagingMode::kWholeRegion ? "whole region"
                       : machine.staging == StagingMode::kActivated ? "activated experts"
                                                                    : "the cheaper"},
-          {"host tier", scheduler.host_blocks > 0
-                            ? format_bytes(static_cast<size_t>(scheduler.host_blocks) * layout.block_bytes)
-                            : "none"},
-          {"KV pool at the start", fmt::format("{} tokens", layout.base_blocks() * layout.block_tokens)},
+          {"host tier",
+           scheduler.host_blocks > 0
+               ? format_bytes(static_cast<size_t>(scheduler.host_blocks) * layout.block_bytes)
+               : "none"},
+          {"KV pool at the start",
+           fmt::format("{} tokens", layout.base_blocks() * layout.block_tokens)},
           {"KV pool at most", fmt::format("{} tokens", layout.max_blocks() * layout.block_tokens)}};
 }
 
-ReplayResult run_policy(const ReplaySetup& setup, const std::string& policy, const ModelConfig& model, const Trace& trace,
-                        const PromptBuilder& prompts, InterruptWatch& interrupt, std::ostream& err) {
+ReplayResult run_policy(const ReplaySetup& setup, const std::string& policy,
+                        const ModelConfig& model, const Trace& trace, const PromptBuilder& prompts,
+                        InterruptWatch& interrupt, std::ostream& err) {
   Machine machine = make_machine(setup.machine, model, policy_traits(policy));
   EngineConfig config;
   config.scheduler = machine.scheduler;
@@ -119,8 +131,8 @@ ReplayResult run_policy(const ReplaySetup& setup, const std::string& policy, con
   ProgressLine line(err, policy);
   driver.on_progress = [&line](const ReplayProgress& progress) { line.update(progress); };
   driver.stop_requested = [&interrupt] { return interrupt.requested(); };
-  Engine engine(config, *machine.layout, make_policy(policy, {}, *machine.layout), *machine.executor, *machine.clock,
-                driver);
+  Engine engine(config, *machine.layout, make_policy(policy, {}, *machine.layout),
+                *machine.executor, *machine.clock, driver);
   ReplayResult result = driver.run(engine, *machine.clock, *machine.layout);
   result.record.policy = policy;
   result.record.settings = run_settings(policy, machine);
@@ -144,50 +156,46 @@ ReportRecord make_report(const ReplaySetup& setup, const Trace& trace) {
   const auto base = [](const std::string& path) {
     return std::filesystem::path(path).lexically_normal().filename().string();
   };
-  report.title = fmt::format("{} · {}", base(setup.machine.model), is_sweep(setup.trace) ? setup.trace : base(setup.trace));
+  report.title = fmt::format("{} · {}", base(setup.machine.model),
+                             is_sweep(setup.trace) ? setup.trace : base(setup.trace));
   const ReplayOptions& replay = setup.replay;
   report.settings = {
       {"on", describe_machine(setup.machine)},
-      {"sessions", fmt::format("{}{}", trace.sessions.size(),
-                               replay.sessions > 0 ? fmt::format(", {} at once", replay.sessions) : "")},
+      {"sessions",
+       fmt::format("{}{}", trace.sessions.size(),
+                   replay.sessions > 0 ? fmt::format(", {} at once", replay.sessions) : "")},
       {"turns", fmt::format("{}", trace.num_turns())},
       {"think time", fmt::format("mean {:.2f} s", mean_think_s(trace, replay))},
       {"VAMP-r", fmt::format("{:g}%", setup.machine.max_offload_percent)},
       {"running at most", fmt::format("{}", setup.machine.scheduler.max_num_seqs)},
       {"tokens a step", fmt::format("{}", setup.machine.scheduler.max_num_batched_tokens)},
-      {"admission", setup.machine.scheduler.admission == AdmissionRule::kWholePrompt ? "whole prompt" : "first chunk"},
+      {"admission", setup.machine.scheduler.admission == AdmissionRule::kWholePrompt
+                        ? "whole prompt"
+                        : "first chunk"},
       {"seed", fmt::format("{}", replay.seed)}};
-  if (setup.token_scale != 1) report.settings.emplace_back("token scale", fmt::format("{:g}", setup.token_scale));
+  if (setup.token_scale != 1)
+    report.settings.emplace_back("token scale", fmt::format("{:g}", setup.token_scale));
   return report;
 }
 
-void add_answer_notes(const std::vector<ReplayResult>& results, const Tokenizer* tokenizer, ReportRecord& report) {
+void add_answer_notes(const std::vector<ReplayResult>& results, ReportRecord& report) {
   const AnswerComparison answers = compare_answers(results);
   if (answers.compared > 0) {
-    report.notes.push_back(fmt::format("{} of {} answers that all runs gave are identical, token for token{}{}",
-                                       answers.identical, answers.compared, answers.first_difference.empty() ? "" : "; ",
-                                       answers.first_difference));
-  }
-  if (tokenizer == nullptr) return;
-  for (const auto& session : results.front().answers) {
-    if (session.empty() || session.front().empty()) continue;
-    report.notes.push_back(fmt::format("a sample answer: {}", nlohmann::json(tokenizer->decode(session.front())).dump()));
-    return;
+    report.notes.push_back(fmt::format(
+        "{} of {} answers that all runs gave are identical, token for token{}{}", answers.identical,
+        answers.compared, answers.first_difference.empty() ? "" : "; ", answers.first_difference));
   }
 }
 
 }  // namespace
 
 bool run_replay(const ReplaySetup& setup, std::ostream& out, std::ostream& err) {
-  for (const std::string& policy : setup.policies) policy_traits(policy);  // names are checked first
+  for (const std::string& policy : setup.policies)
+    policy_traits(policy);  // names are checked first
   const ModelConfig model = load_model_config(setup.machine.model);
-  const Trace trace = load_trace(setup, kv_bytes_per_token(model, setup.machine.tensor_parallel, model.dtype));
-  std::optional<Tokenizer> tokenizer;
+  const Trace trace =
+      load_trace(setup, kv_bytes_per_token(model, setup.machine.tensor_parallel, model.dtype));
   PromptBuilder::Encode encode;
-  if (trace.block_tokens == 0) {
-    tokenizer.emplace(Tokenizer::load(setup.machine.model));
-    encode = [&tokenizer](std::string_view text) { return tokenizer->encode(text, false); };
-  }
   PromptOptions prompt_options = setup.prompts;
   prompt_options.vocab_size = model.vocab_size;
   const PromptBuilder prompts(trace, prompt_options, encode);
@@ -201,7 +209,7 @@ bool run_replay(const ReplaySetup& setup, std::ostream& out, std::ostream& err) 
     results.back().record.policy = policy;
     if (results.back().interrupted) break;
   }
-  add_answer_notes(results, setup.show_answer && tokenizer ? &*tokenizer : nullptr, report);
+  add_answer_notes(results, report);
   const std::string page = write_report(setup.output, report);
   out << results_table(report) << "page: " << page << "\n";
   return !results.back().interrupted;

@@ -25,8 +25,9 @@ struct ReplaySetup {
   bool show_answer = false;
 };
 
-// Runs every policy, prints one table to `out` and progress to `err`, writes the report's files. True
-// when every planned turn of every run was answered or refused (nothing was interrupted). Throws Error.
+// Runs every policy, prints one table to `out` and progress to `err`, writes the report's files.
+// True when every planned turn of every run was answered or refused (nothing was interrupted).
+// Throws Error.
 bool run_replay(const ReplaySetup& setup, std::ostream& out, std::ostream& err);
 
 }  // namespace vamp

@@ -8,10 +8,10 @@ namespace vamp {
 
 struct StepStats {
   StepId step = 0;
-  Micros planned = 0;          // when the plan was made, by the loop's clock
-  Micros start = 0, end = 0;   // of the step, by the executor's clock
+  Micros planned = 0;         // when the plan was made, by the loop's clock
+  Micros start = 0, end = 0;  // of the step, by the executor's clock
   bool executed = true;
-  int requests = 0;            // in the batch
+  int requests = 0;  // in the batch
   int prefill_tokens = 0, decode_tokens = 0;
   StagingStats staging;
   size_t demoted_bytes = 0, promoted_bytes = 0;  // copies that ended

@@ -7,8 +7,9 @@ namespace {
 constexpr Micros kLongestNap = kSecond;
 }
 
-Engine::Engine(const EngineConfig& config, const MemoryLayout& layout, std::unique_ptr<ReclaimPolicy> policy,
-               Executor& executor, Clock& clock, EngineListener& listener)
+Engine::Engine(const EngineConfig& config, const MemoryLayout& layout,
+               std::unique_ptr<ReclaimPolicy> policy, Executor& executor, Clock& clock,
+               EngineListener& listener)
     : config_(config),
       layout_(layout),
       executor_(executor),
@@ -22,7 +23,8 @@ bool Engine::step() {
   StepPlan plan = scheduler_.schedule(clock_.now());
   const bool planned = !plan.empty();
   if (planned) submit_plan(std::move(plan));
-  // The plan just handed out may run on; the one before it must be answered before the next is made.
+  // The plan just handed out may run on; the one before it must be answered before the next is
+  // made.
   const bool answered = executor_.in_flight() > (planned ? 1 : 0);
   if (answered) take_result();
   deliver_events();
@@ -83,8 +85,8 @@ void Engine::submit_plan(StepPlan plan) {
 
 void Engine::take_result() {
   const StepResult result = executor_.wait();
-  VAMP_CHECK(!in_flight_.empty() && in_flight_.front().step == result.step, "result of step {} is out of order",
-             result.step);
+  VAMP_CHECK(!in_flight_.empty() && in_flight_.front().step == result.step,
+             "result of step {} is out of order", result.step);
   StepStats stats = in_flight_.front();
   in_flight_.pop_front();
   scheduler_.update(result, clock_.now());
@@ -108,8 +110,12 @@ void Engine::deliver_events() {
 SchedulerListener Engine::scheduler_listener() {
   SchedulerListener out;
   out.on_decision = [this](const DecisionRecord& record) { listener_.on_decision(record); };
-  out.on_decision_result = [this](const DecisionRecord& record) { listener_.on_decision_result(record); };
-  out.on_finished = [this](const RequestStats& stats) { finished_.insert_or_assign(stats.id, stats); };
+  out.on_decision_result = [this](const DecisionRecord& record) {
+    listener_.on_decision_result(record);
+  };
+  out.on_finished = [this](const RequestStats& stats) {
+    finished_.insert_or_assign(stats.id, stats);
+  };
   return out;
 }
 

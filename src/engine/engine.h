@@ -35,15 +35,17 @@ class EngineListener {
   virtual void on_decision_result(const DecisionRecord&) {}  // when what came of it is known
 };
 
-// Owns the scheduler. submit(), cancel() and stop() may be called from any thread; everything else from
-// the one thread that steps. Plan n+1 is made and handed out before the result of n is waited for, so a
-// device never waits for the host. Under a VirtualClock the same submissions give the same run, to the bit.
-// An Error or InvariantError from the executor or scheduler leaves the engine unusable.
+// Owns the scheduler. submit(), cancel() and stop() may be called from any thread; everything else
+// from the one thread that steps. Plan n+1 is made and handed out before the result of n is waited
+// for, so a device never waits for the host. Under a VirtualClock the same submissions give the
+// same run, to the bit. An Error or InvariantError from the executor or scheduler leaves the engine
+// unusable.
 class Engine {
  public:
   // All references must outlive the engine.
-  Engine(const EngineConfig& config, const MemoryLayout& layout, std::unique_ptr<ReclaimPolicy> policy,
-         Executor& executor, Clock& clock, EngineListener& listener);
+  Engine(const EngineConfig& config, const MemoryLayout& layout,
+         std::unique_ptr<ReclaimPolicy> policy, Executor& executor, Clock& clock,
+         EngineListener& listener);
 
   // False when the inbox is full. What becomes of the request comes through the listener.
   [[nodiscard]] bool submit(RequestInput request) { return inbox_.try_push(std::move(request)); }

@@ -33,7 +33,8 @@ struct Recorder : EngineListener {
 RequestInput make_request(RequestId id, int prompt, int output, Micros arrival = 0) {
   RequestInput request;
   request.id = id;
-  for (int t = 0; t < prompt; ++t) request.prompt.push_back(static_cast<TokenId>(3 + (id * 31 + static_cast<uint64_t>(t)) % 400));
+  for (int t = 0; t < prompt; ++t)
+    request.prompt.push_back(static_cast<TokenId>(3 + (id * 31 + static_cast<uint64_t>(t)) % 400));
   request.sampling.max_tokens = output;
   request.sampling.ignore_eos = true;
   request.arrival = arrival;
@@ -53,7 +54,8 @@ class EngineTest : public testing::Test {
     config_.inbox_capacity = 64;
   }
   std::unique_ptr<Engine> make(Executor& executor, Clock& clock) {
-    return std::make_unique<Engine>(config_, layout_, make_policy("static", {}, layout_), executor, clock, recorder_);
+    return std::make_unique<Engine>(config_, layout_, make_policy("static", {}, layout_), executor,
+                                    clock, recorder_);
   }
 
   EngineConfig config_;
@@ -72,7 +74,9 @@ TEST_F(EngineTest, TokensComeInOrderAndPlansRunOneAhead) {
   engine->check_invariants();
   ASSERT_EQ(recorder_.tokens[7].size(), 10u);
   ASSERT_EQ(recorder_.tokens[8].size(), 5u);
-  for (int i = 0; i < 10; ++i) EXPECT_EQ(recorder_.tokens[7][static_cast<size_t>(i)], ScriptedExecutor::expected_token(7, 100 + i));
+  for (int i = 0; i < 10; ++i)
+    EXPECT_EQ(recorder_.tokens[7][static_cast<size_t>(i)],
+              ScriptedExecutor::expected_token(7, 100 + i));
   EXPECT_EQ(recorder_.finished[7].reason, FinishReason::kLength);
   EXPECT_EQ(executor.most_in_flight, 2);
   ASSERT_FALSE(recorder_.steps.empty());
@@ -134,7 +138,8 @@ TEST_F(EngineTest, SameSubmissionsSameRun) {
     recorder_ = {};
     ScriptedExecutor executor(clock, 1234.5);
     auto engine = make(executor, clock);
-    for (RequestId id = 1; id <= 20; ++id) ASSERT_TRUE(engine->submit(make_request(id, 20 + static_cast<int>(id) * 7, 9)));
+    for (RequestId id = 1; id <= 20; ++id)
+      ASSERT_TRUE(engine->submit(make_request(id, 20 + static_cast<int>(id) * 7, 9)));
     while (engine->step()) {
     }
     for (const auto& [id, stats] : recorder_.figures) run.push_back(stats.finished);

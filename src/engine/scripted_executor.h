@@ -1,5 +1,5 @@
-// An executor for tests of the loop: every step takes the same time, tokens are a hash of the request's
-// id and the position, and a step can be made to throw.
+// An executor for tests of the loop: every step takes the same time, tokens are a hash of the
+// request's id and the position, and a step can be made to throw.
 #pragma once
 
 #include <deque>
@@ -42,7 +42,8 @@ class ScriptedExecutor final : public Executor {
   int in_flight() const override { return static_cast<int>(results_.size()); }
 
   static TokenId expected_token(RequestId id, int position) {
-    return 3 + static_cast<TokenId>(Random(id * 1000003 + static_cast<uint64_t>(position)).below(500));
+    return 3 +
+           static_cast<TokenId>(Random(id * 1000003 + static_cast<uint64_t>(position)).below(500));
   }
 
   int most_in_flight = 0;

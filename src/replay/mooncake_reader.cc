@@ -1,4 +1,5 @@
-// AIPerf `mooncake_trace` rows: {"session_id", "timestamp" | "delay" (ms), "output_length"} and one of
+// AIPerf `mooncake_trace` rows: {"session_id", "timestamp" | "delay" (ms), "output_length"} and one
+// of
 //   "input_length" + "hash_ids"   block ids
 //   "messages"                    the whole conversation so far, OpenAI messages
 //   "text_input"                  what the user adds in this turn
@@ -15,10 +16,10 @@ namespace {
 
 struct Reading {
   Trace trace;
-  std::map<std::string, size_t> index;                // session_id → session
+  std::map<std::string, size_t> index;                  // session_id → session
   std::map<std::string, nlohmann::json> last_messages;  // session_id → of its last turn
   std::map<std::string, Micros> last_time;
-  std::vector<std::string> where;  // of every block row, with its lengths below
+  std::vector<std::string> where;                    // of every block row, with its lengths below
   std::vector<std::pair<int64_t, int64_t>> lengths;  // (tokens, ids)
 };
 
@@ -26,10 +27,12 @@ std::string content_text(const TraceRow& row, const nlohmann::json& message) {
   const auto content = message.find("content");
   if (content == message.end() || content->is_null()) return {};
   if (content->is_string()) return content->get<std::string>();
-  if (!content->is_array()) row.fail("a message's content must be a string or a list of text parts");
+  if (!content->is_array())
+    row.fail("a message's content must be a string or a list of text parts");
   std::string text;
   for (const nlohmann::json& part : *content) {
-    if (part.is_object() && part.contains("text") && part["text"].is_string()) text += part["text"].get_ref<const std::string&>();
+    if (part.is_object() && part.contains("text") && part["text"].is_string())
+      text += part["text"].get_ref<const std::string&>();
   }
   return text;
 }
@@ -71,7 +74,8 @@ TextPrompt messages_prompt(const TraceRow& row, const std::string& id, Reading& 
   return prompt;
 }
 
-void read_prompt(const TraceRow& row, const std::string& id, bool first, Reading& reading, TraceTurn& turn) {
+void read_prompt(const TraceRow& row, const std::string& id, bool first, Reading& reading,
+                 TraceTurn& turn) {
   if (row.has("hash_ids") || row.has("input_length")) {
     BlockPrompt prompt;
     prompt.tokens = static_cast<int>(row.integer("input_length", 1, kMaxTraceTokens));
@@ -83,34 +87,38 @@ void read_prompt(const TraceRow& row, const std::string& id, bool first, Reading
     turn.prompt = messages_prompt(row, id, reading);
   } else if (row.has("text_input")) {
     ChatPiece piece = chat_user_piece(first, row.string("text_input"));
-    turn.prompt = TextPrompt{!first, "", std::move(piece.lead), std::move(piece.trail), std::move(piece.content)};
+    turn.prompt = TextPrompt{!first, "", std::move(piece.lead), std::move(piece.trail),
+                             std::move(piece.content)};
   } else {
     row.fail("needs one of input_length with hash_ids, messages, or text_input");
   }
 }
 
 void read_row(const TraceRow& row, Reading& reading) {
-  std::string id = row.has("session_id") ? row.string("session_id")
-                                         : "request-" + std::to_string(reading.trace.sessions.size());
+  std::string id = row.has("session_id")
+                       ? row.string("session_id")
+                       : "request-" + std::to_string(reading.trace.sessions.size());
   const auto [found, first] = reading.index.try_emplace(id, reading.trace.sessions.size());
   if (first) reading.trace.sessions.push_back({id, {}});
   TraceTurn turn;
   read_prompt(row, id, first, reading, turn);
   if (row.has("output_length")) {
-    turn.output_tokens = std::max<int>(1, static_cast<int>(row.integer("output_length", 0, kMaxTraceTokens)));
+    turn.output_tokens =
+        std::max<int>(1, static_cast<int>(row.integer("output_length", 0, kMaxTraceTokens)));
   }
   if (row.has("timestamp")) {
     turn.not_before = row.time("timestamp", 1e3);
     const auto before = reading.last_time.find(id);
-    if (before != reading.last_time.end()) turn.think = std::max(0.0, *turn.not_before - before->second);
+    if (before != reading.last_time.end())
+      turn.think = std::max(0.0, *turn.not_before - before->second);
     reading.last_time[id] = *turn.not_before;
   }
   if (row.has("delay")) turn.think = row.time("delay", 1e3);
   reading.trace.sessions[found->second].turns.push_back(std::move(turn));
 }
 
-// The size of a block is not in the file. Ids cover the prompt's whole blocks, with or without one more
-// for a last part: one common size fits that for every row.
+// The size of a block is not in the file. Ids cover the prompt's whole blocks, with or without one
+// more for a last part: one common size fits that for every row.
 int infer_block_tokens(const Reading& reading) {
   for (const int size : {512, 256, 128, 64, 32, 16}) {
     const auto fits = [size](const std::pair<int64_t, int64_t>& row) {
@@ -119,7 +127,8 @@ int infer_block_tokens(const Reading& reading) {
     if (std::all_of(reading.lengths.begin(), reading.lengths.end(), fits)) return size;
   }
   throw Error(
-      "{}: its {} hash_ids fit no common block size (512 ... 16) for {} tokens together with the other "
+      "{}: its {} hash_ids fit no common block size (512 ... 16) for {} tokens together with the "
+      "other "
       "rows; give --trace-block-size",
       reading.where.front(), reading.lengths.front().second, reading.lengths.front().first);
 }
@@ -128,8 +137,8 @@ void check_block_tokens(const Reading& reading, int size) {
   for (size_t i = 0; i < reading.lengths.size(); ++i) {
     const auto [tokens, ids] = reading.lengths[i];
     if (ids != tokens / size && ids != (tokens + size - 1) / size) {
-      throw Error("{}: {} tokens make {} blocks of {}, but hash_ids holds {}", reading.where[i], tokens,
-                  (tokens + size - 1) / size, size, ids);
+      throw Error("{}: {} tokens make {} blocks of {}, but hash_ids holds {}", reading.where[i],
+                  tokens, (tokens + size - 1) / size, size, ids);
     }
   }
 }
@@ -146,12 +155,14 @@ Trace read_mooncake(const std::vector<TraceDocument>& documents, const TraceRead
       read_row(row, reading);
       const bool blocks = reading.lengths.size() > before;
       const bool first_row = turns == 0;
-      if (!first_row && blocks != (before > 0)) row.fail("block ids and text cannot be mixed in one trace");
+      if (!first_row && blocks != (before > 0))
+        row.fail("block ids and text cannot be mixed in one trace");
     });
   }
   Trace trace = std::move(reading.trace);
   if (!reading.lengths.empty()) {
-    trace.block_tokens = options.block_tokens > 0 ? options.block_tokens : infer_block_tokens(reading);
+    trace.block_tokens =
+        options.block_tokens > 0 ? options.block_tokens : infer_block_tokens(reading);
     check_block_tokens(reading, trace.block_tokens);
     complete_block_keys(trace);
   }

@@ -15,10 +15,12 @@ PromptBuilder::PromptBuilder(const Trace& trace, const PromptOptions& options, E
   const int low = std::min(1000, options.vocab_size / 2);
   low_ = static_cast<uint64_t>(low);
   range_ = static_cast<uint64_t>(std::min(150000, options.vocab_size) - low);
-  const bool cuts = options.first_prompt_tokens > 0 || options.turn_tokens > 0 || options.own_replies;
+  const bool cuts =
+      options.first_prompt_tokens > 0 || options.turn_tokens > 0 || options.own_replies;
   if (trace.block_tokens > 0 && cuts) {
     throw Error(
-        "--first-prompt-tokens, --turn-tokens and --own-replies are for traces of text; this one holds block "
+        "--first-prompt-tokens, --turn-tokens and --own-replies are for traces of text; this one "
+        "holds block "
         "ids, use --token-scale");
   }
   if (trace.block_tokens == 0 && !encode_) {
@@ -37,7 +39,8 @@ std::vector<TokenId> PromptBuilder::build(size_t session, size_t turn,
 int PromptBuilder::output_tokens(size_t session, size_t turn) const {
   const TraceTurn& recorded = trace_.sessions.at(session).turns.at(turn);
   int tokens = options_.output_tokens > 0 ? options_.output_tokens : recorded.output_tokens;
-  if (tokens == 0 && !recorded.output_text.empty()) tokens = static_cast<int>(encode_(recorded.output_text).size());
+  if (tokens == 0 && !recorded.output_text.empty())
+    tokens = static_cast<int>(encode_(recorded.output_text).size());
   if (tokens == 0) tokens = kUnrecordedOutput;
   return options_.max_output_tokens > 0 ? std::min(tokens, options_.max_output_tokens) : tokens;
 }

@@ -10,13 +10,14 @@
 namespace vamp {
 
 struct PromptOptions {
-  uint64_t seed = 1;        // of block tokens
-  int vocab_size = 0;       // tokens of blocks lie in [min(1000, V/2), min(150000, V))
-  bool own_replies = false;     // text: the model's own output enters the next prompt, not the recorded one
+  uint64_t seed = 1;   // of block tokens
+  int vocab_size = 0;  // tokens of blocks lie in [min(1000, V/2), min(150000, V))
+  bool own_replies =
+      false;  // text: the model's own output enters the next prompt, not the recorded one
   int first_prompt_tokens = 0;  // text: cut a session's first prompt to so many; 0: as recorded
-  int turn_tokens = 0;          // text: cut what a later turn adds, the reply not counted; 0: as recorded
-  int output_tokens = 0;        // of every turn; 0: as recorded
-  int max_output_tokens = 0;    // at most so many; 0: no limit
+  int turn_tokens = 0;    // text: cut what a later turn adds, the reply not counted; 0: as recorded
+  int output_tokens = 0;  // of every turn; 0: as recorded
+  int max_output_tokens = 0;  // at most so many; 0: no limit
 };
 
 // Immutable. The trace must outlive it.
@@ -27,9 +28,10 @@ class PromptBuilder {
   // `encode` is needed for text only; throws Error when it is missing then.
   PromptBuilder(const Trace& trace, const PromptOptions& options, Encode encode);
 
-  // Prompt of a session's turn. For text that goes on from the turn before, that turn's prompt and the
-  // model's answer to it are needed.
-  std::vector<TokenId> build(size_t session, size_t turn, const std::vector<TokenId>& previous_prompt,
+  // Prompt of a session's turn. For text that goes on from the turn before, that turn's prompt and
+  // the model's answer to it are needed.
+  std::vector<TokenId> build(size_t session, size_t turn,
+                             const std::vector<TokenId>& previous_prompt,
                              const std::vector<TokenId>& previous_answer) const;
   // How many tokens the answer shall have, at least 1.
   int output_tokens(size_t session, size_t turn) const;
@@ -39,7 +41,8 @@ class PromptBuilder {
 
  private:
   std::vector<TokenId> from_blocks(const BlockPrompt& prompt) const;
-  std::vector<TokenId> from_text(const TextPrompt& prompt, const std::vector<TokenId>& previous_prompt,
+  std::vector<TokenId> from_text(const TextPrompt& prompt,
+                                 const std::vector<TokenId>& previous_prompt,
                                  const std::vector<TokenId>& previous_answer) const;
 
   const Trace& trace_;

@@ -13,9 +13,10 @@ constexpr Micros kLongestNap = 0.1 * kSecond;  // so that an interrupt is seen w
 uint64_t own_stream(uint64_t seed, size_t session) {
   return Random(seed).next() ^ Random(session + 1).next();
 }
-}
+}  // namespace
 
-ReplayDriver::ReplayDriver(const Trace& trace, const PromptBuilder& prompts, const ReplayOptions& options)
+ReplayDriver::ReplayDriver(const Trace& trace, const PromptBuilder& prompts,
+                           const ReplayOptions& options)
     : trace_(trace), prompts_(prompts), options_(options), sessions_(trace.sessions.size()) {
   result_.record.planned_turns = static_cast<int>(trace.num_turns());
   result_.record.planned_sessions = static_cast<int>(trace.sessions.size());
@@ -38,8 +39,8 @@ ReplayResult ReplayDriver::run(Engine& engine, Clock& clock, const MemoryLayout&
     result_.interrupted = stop_requested && stop_requested();
     if (result_.interrupted || now >= options_.max_duration) {
       record.cut = fmt::format("{} after {:.0f} s: {} of {} turns had ended",
-                               result_.interrupted ? "interrupted" : "cut", now / kSecond, record.turns.size(),
-                               record.planned_turns);
+                               result_.interrupted ? "interrupted" : "cut", now / kSecond,
+                               record.turns.size(), record.planned_turns);
       cancel_all(engine);
       break;
     }
@@ -47,9 +48,10 @@ ReplayResult ReplayDriver::run(Engine& engine, Clock& clock, const MemoryLayout&
     if (!engine.step()) {
       Micros next = engine.next_wakeup();
       if (!due_.empty()) next = std::min(next, start_ + due_.top().time);
-      VAMP_CHECK(next < std::numeric_limits<Micros>::infinity(), "{} turns wait and nothing will wake the engine",
-                 running_.size());
-      clock.sleep_until(std::min({next, start_ + options_.max_duration, clock.now() + kLongestNap}));
+      VAMP_CHECK(next < std::numeric_limits<Micros>::infinity(),
+                 "{} turns wait and nothing will wake the engine", running_.size());
+      clock.sleep_until(
+          std::min({next, start_ + options_.max_duration, clock.now() + kLongestNap}));
     }
     report_progress();
   }
@@ -62,11 +64,13 @@ ReplayResult ReplayDriver::run(Engine& engine, Clock& clock, const MemoryLayout&
 
 void ReplayDriver::start_sessions() {
   if (options_.sessions > 0) {
-    for (int slot = 0; slot < options_.sessions; ++slot) start_next_session(slot * options_.stagger);
+    for (int slot = 0; slot < options_.sessions; ++slot)
+      start_next_session(slot * options_.stagger);
     return;
   }
   for (size_t s = 0; s < sessions_.size(); ++s) {
-    const Micros recorded = trace_.sessions[s].turns.front().not_before.value_or(0) * options_.think_scale;
+    const Micros recorded =
+        trace_.sessions[s].turns.front().not_before.value_or(0) * options_.think_scale;
     start_next_session(recorded + static_cast<double>(s) * options_.stagger);
   }
 }
@@ -118,10 +122,12 @@ void ReplayDriver::on_finished(const RequestEvent& event, const RequestStats& st
   turn.session_name = trace_.sessions[index].name;
   turn.think = session.think;
   turn.stats = stats;
-  for (Micros* time : {&turn.stats.arrival, &turn.stats.first_scheduled, &turn.stats.first_token, &turn.stats.finished}) {
+  for (Micros* time : {&turn.stats.arrival, &turn.stats.first_scheduled, &turn.stats.first_token,
+                       &turn.stats.finished}) {
     *time -= start_;
   }
-  const bool answered = event.reason == FinishReason::kStop || event.reason == FinishReason::kLength;
+  const bool answered =
+      event.reason == FinishReason::kStop || event.reason == FinishReason::kLength;
   if (!answered) turn.error = event.error.empty() ? finish_reason_name(event.reason) : event.error;
   if (answered) result_.answers[index][session.next_turn] = session.answer;
   result_.record.turns.push_back(turn);
@@ -144,8 +150,10 @@ void ReplayDriver::end_turn(size_t index, Micros time, bool answered) {
 
 Micros ReplayDriver::think_time(size_t index) {
   Session& session = sessions_[index];
-  const Micros recorded = trace_.sessions[index].turns[session.next_turn].think * options_.think_scale;
-  const Micros think = options_.think_time >= 0 ? options_.think_time : std::min(recorded, options_.think_cap);
+  const Micros recorded =
+      trace_.sessions[index].turns[session.next_turn].think * options_.think_scale;
+  const Micros think =
+      options_.think_time >= 0 ? options_.think_time : std::min(recorded, options_.think_cap);
   return think * (1 + options_.think_jitter * (2 * session.random.uniform() - 1));
 }
 
@@ -179,8 +187,8 @@ void ReplayDriver::cancel_all(Engine& engine) {
 
 void ReplayDriver::report_progress() {
   if (!on_progress) return;
-  on_progress({static_cast<int>(result_.record.turns.size()), result_.record.planned_turns, clock_->now() - start_,
-               last_step_.scheduler});
+  on_progress({static_cast<int>(result_.record.turns.size()), result_.record.planned_turns,
+               clock_->now() - start_, last_step_.scheduler});
 }
 
 AnswerComparison compare_answers(const std::vector<ReplayResult>& runs) {
@@ -198,8 +206,9 @@ AnswerComparison compare_answers(const std::vector<ReplayResult>& runs) {
       if (differs == runs.end()) {
         ++out.identical;
       } else if (out.first_difference.empty()) {
-        out.first_difference = fmt::format("session {} turn {}: {} and {} answer differently", s + 1, t + 1,
-                                           runs.front().record.policy, differs->record.policy);
+        out.first_difference =
+            fmt::format("session {} turn {}: {} and {} answer differently", s + 1, t + 1,
+                        runs.front().record.policy, differs->record.policy);
       }
     }
   }

@@ -1,5 +1,5 @@
-// Drives an engine with a trace, in process: closed loop, the next turn of a session is sent when the
-// last one has been answered and the think time is over.
+// Drives an engine with a trace, in process: closed loop, the next turn of a session is sent when
+// the last one has been answered and the think time is over.
 #pragma once
 
 #include <functional>
@@ -19,19 +19,19 @@
 namespace vamp {
 
 struct ReplayOptions {
-  // Sessions at once: a slot whose session ended takes the next one of the trace. 0: all of them, each
-  // from its recorded start on.
+  // Sessions at once: a slot whose session ended takes the next one of the trace. 0: all of them,
+  // each from its recorded start on.
   int sessions = 0;
-  Micros stagger = 0;            // between the slots' starts
-  double think_scale = 1;        // of recorded think times
+  Micros stagger = 0;      // between the slots' starts
+  double think_scale = 1;  // of recorded think times
   Micros think_cap = 60 * kSecond;
-  Micros think_time = -1;        // instead of the recorded ones; below 0: recorded
-  double think_jitter = 0;       // think times vary by this share, uniformly
-  bool ignore_eos = true;        // answers have their recorded length
+  Micros think_time = -1;   // instead of the recorded ones; below 0: recorded
+  double think_jitter = 0;  // think times vary by this share, uniformly
+  bool ignore_eos = true;   // answers have their recorded length
   Micros max_duration = std::numeric_limits<Micros>::infinity();  // then the run is cut
   WindowRule window;
   bool count_first_turns = true;
-  uint64_t seed = 1;             // of think times
+  uint64_t seed = 1;  // of think times
 };
 
 struct ReplayProgress {
@@ -53,13 +53,13 @@ class ReplayDriver final : public EngineListener {
   // All references must outlive the driver.
   ReplayDriver(const Trace& trace, const PromptBuilder& prompts, const ReplayOptions& options);
 
-  // Called between steps, as often as there are steps. `stop_requested` true ends the run and keeps what
-  // was measured; what still runs then is cancelled and not counted.
+  // Called between steps, as often as there are steps. `stop_requested` true ends the run and keeps
+  // what was measured; what still runs then is cancelled and not counted.
   std::function<void(const ReplayProgress&)> on_progress;
   std::function<bool()> stop_requested;
 
-  // Drives `engine`, made with this driver as its listener and with `clock`. The record's times count
-  // from now.
+  // Drives `engine`, made with this driver as its listener and with `clock`. The record's times
+  // count from now.
   ReplayResult run(Engine& engine, Clock& clock, const MemoryLayout& layout);
 
   void on_token(RequestId id, TokenId token, float logprob) override;
@@ -111,7 +111,7 @@ class ReplayDriver final : public EngineListener {
 
 // How many answers of all runs agree, token for token.
 struct AnswerComparison {
-  int compared = 0;   // turns answered in every run
+  int compared = 0;  // turns answered in every run
   int identical = 0;
   std::string first_difference;  // where, or empty
 };

@@ -14,11 +14,16 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 
 TEST(PromptBuilder, BlockTokensDependOnSeedAndKeyAlone) {
-  Trace trace = make_sweep({.sessions = 2, .turns = 3, .kv_bytes_per_session = 1000, .kv_bytes_per_token = 1, .output_tokens = 10});
+  Trace trace = make_sweep({.sessions = 2,
+                            .turns = 3,
+                            .kv_bytes_per_session = 1000,
+                            .kv_bytes_per_token = 1,
+                            .output_tokens = 10});
   PromptOptions options;
   options.vocab_size = 50000;
   const PromptBuilder builder(trace, options, nullptr);
-  const auto first = builder.build(0, 0, {}, {}), second = builder.build(0, 1, {}, {}), other = builder.build(1, 0, {}, {});
+  const auto first = builder.build(0, 0, {}, {}), second = builder.build(0, 1, {}, {}),
+             other = builder.build(1, 0, {}, {});
   ASSERT_EQ(first.size(), 400u);
   EXPECT_TRUE(std::equal(first.begin(), first.end(), second.begin()));
   EXPECT_NE(first, other);
@@ -30,17 +35,24 @@ TEST(PromptBuilder, BlockTokensDependOnSeedAndKeyAlone) {
   EXPECT_EQ(PromptBuilder(trace, options, nullptr).block_token(0, 0), 72706);
 }
 
-std::vector<TokenId> letters(std::string_view text) { return {text.begin(), text.end()}; }
+std::vector<TokenId> letters(std::string_view text) {
+  return {text.begin(), text.end()};
+}
 
 Trace text_trace() {
-  return parse_trace({{"t", R"([{"id":"c","messages":[{"role":"user","content":"abcdef"},{"role":"assistant","content":"XY"},{"role":"user","content":"ghi"}]}])"}}, {});
+  return parse_trace(
+      {{"t",
+        R"([{"id":"c","messages":[{"role":"user","content":"abcdef"},{"role":"assistant","content":"XY"},{"role":"user","content":"ghi"}]}])"}},
+      {});
 }
 
 TEST(PromptBuilder, TextGoesOnFromTheRecordedOrTheOwnReply) {
   const Trace trace = text_trace();
   PromptOptions options;
   options.vocab_size = 200;
-  const auto text = [](const std::vector<TokenId>& tokens) { return std::string(tokens.begin(), tokens.end()); };
+  const auto text = [](const std::vector<TokenId>& tokens) {
+    return std::string(tokens.begin(), tokens.end());
+  };
   const PromptBuilder recorded(trace, options, letters);
   const auto first = recorded.build(0, 0, {}, {});
   EXPECT_EQ(text(first), "<|im_start|>user\nabcdef<|im_end|>\n<|im_start|>assistant\n");
@@ -61,7 +73,8 @@ TEST(PromptBuilder, TextGoesOnFromTheRecordedOrTheOwnReply) {
 TEST(WindowRule, ParsesAndRefuses) {
   EXPECT_EQ(parse_window("paper").kind, WindowRule::Kind::kPaper);
   EXPECT_EQ(parse_window("1.5:20").end, 20 * kSecond);
-  for (const char* bad : {"", "5", "5:", ":5", "9:3", "a:b", "papers"}) EXPECT_THROW(parse_window(bad), Error) << bad;
+  for (const char* bad : {"", "5", "5:", ":5", "9:3", "a:b", "papers"})
+    EXPECT_THROW(parse_window(bad), Error) << bad;
 }
 
 TEST(Window, ThePapersIntervalOrANote) {
@@ -73,11 +86,13 @@ TEST(Window, ThePapersIntervalOrANote) {
     turn.stats.finished = (t + 1) * kSecond;
     run.turns.push_back(turn);
   }
-  const std::vector<SessionTimes> sessions = {{0, 60 * kSecond}, {70 * kSecond, 150 * kSecond}, {5, 180 * kSecond}};
+  const std::vector<SessionTimes> sessions = {
+      {0, 60 * kSecond}, {70 * kSecond, 150 * kSecond}, {5, 180 * kSecond}};
   const WindowRule rule{WindowRule::Kind::kPaper, 0, 0};
   const Window window = make_window(rule, run, sessions, 0);
   EXPECT_EQ(window.begin, 128 * kSecond);
-  EXPECT_EQ(window.end, 150 * kSecond);  // the session that ended at 60 s did before all had started
+  EXPECT_EQ(window.end,
+            150 * kSecond);  // the session that ended at 60 s did before all had started
   EXPECT_EQ(window.note, "");
   run.turns.resize(100);
   EXPECT_THAT(make_window(rule, run, sessions, 0).note, HasSubstr("empty"));
@@ -89,8 +104,14 @@ class DriverTest : public testing::Test {
     MemoryLayoutOptions options;
     options.page_bytes = 4 * kKiB;
     options.device_bytes = 8 * kMiB;
-    layout_ = make_memory_layout(load_model_config(VAMP_SOURCE_DIR "/tests/golden/qwen3_moe"), options);
-    trace_ = make_sweep({.sessions = 5, .turns = 4, .kv_bytes_per_session = 600, .kv_bytes_per_token = 1, .output_tokens = 8, .think = kSecond});
+    layout_ =
+        make_memory_layout(load_model_config(VAMP_SOURCE_DIR "/tests/golden/qwen3_moe"), options);
+    trace_ = make_sweep({.sessions = 5,
+                         .turns = 4,
+                         .kv_bytes_per_session = 600,
+                         .kv_bytes_per_token = 1,
+                         .output_tokens = 8,
+                         .think = kSecond});
     replay_.think_jitter = 0.2;
   }
   ReplayResult run(const std::string& policy = "static") {
@@ -132,8 +153,9 @@ TEST_F(DriverTest, TurnsOfASessionFollowEachOtherAfterTheThinkTime) {
   // Two at once: the third session starts when the first ends.
   std::vector<Micros> ends;
   for (const auto& [session, time] : ended) ends.push_back(time);
-  const auto third = std::find_if(result.record.turns.begin(), result.record.turns.end(),
-                                  [](const TurnRecord& turn) { return turn.session == 2 && turn.turn == 0; });
+  const auto third =
+      std::find_if(result.record.turns.begin(), result.record.turns.end(),
+                   [](const TurnRecord& turn) { return turn.session == 2 && turn.turn == 0; });
   EXPECT_EQ(third->stats.arrival, std::min(ended[0], ended[1]));
 }
 

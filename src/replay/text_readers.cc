@@ -7,16 +7,20 @@
 
 namespace vamp {
 
-// [{"id", "messages": [{"role", "content"}, ...]}, ...]: a turn for each assistant message, whose prompt
-// is all before it; trailing messages without an answer make one more turn.
+// [{"id", "messages": [{"role", "content"}, ...]}, ...]: a turn for each assistant message, whose
+// prompt is all before it; trailing messages without an answer make one more turn.
 Trace read_vllm_multi_turn(const std::vector<TraceDocument>& documents) {
   Trace trace;
   for (const TraceDocument& document : documents) {
     const nlohmann::json json = parse_json(document.text, document.name, 1);
-    if (!json.is_array()) throw Error("trace {} line 1: must be a JSON array of conversations", document.name);
+    if (!json.is_array())
+      throw Error("trace {} line 1: must be a JSON array of conversations", document.name);
     for (size_t c = 0; c < json.size(); ++c) {
       const TraceRow row(json[c], fmt::format("trace {} conversation {}", document.name, c + 1));
-      TraceSession session{row.has("id") && json[c]["id"].is_string() ? row.string("id") : fmt::format("conversation-{}", c + 1), {}};
+      TraceSession session{row.has("id") && json[c]["id"].is_string()
+                               ? row.string("id")
+                               : fmt::format("conversation-{}", c + 1),
+                           {}};
       TextPrompt prompt;
       bool open = false;  // the prompt has messages
       for (const nlohmann::json& value : row.array("messages")) {
@@ -76,7 +80,8 @@ TraceSession lmcache_session(const std::string& id, RowsByTime by_time, Micros s
     if (r > 0 && added.substr(0, rows[r - 1].input.size()) == rows[r - 1].input) {
       prompt.continues = true;
       added.remove_prefix(rows[r - 1].input.size());
-      const std::string& reply = rows[r - 1].output;  // most of these traces leave it out of the input
+      const std::string& reply =
+          rows[r - 1].output;  // most of these traces leave it out of the input
       if (!reply.empty() && added.substr(0, reply.size()) == reply) {
         prompt.recorded_reply = reply;
         added.remove_prefix(reply.size());
@@ -101,8 +106,8 @@ TraceSession lmcache_session(const std::string& id, RowsByTime by_time, Micros s
 
 }  // namespace
 
-// {"timestamp" (us), "input" (the whole prompt so far), "output", "session_id"}, rows in any order. The
-// gap between two rows stands for the think time: when a reply ended is not recorded.
+// {"timestamp" (us), "input" (the whole prompt so far), "output", "session_id"}, rows in any order.
+// The gap between two rows stands for the think time: when a reply ended is not recorded.
 Trace read_lmcache(const std::vector<TraceDocument>& documents, const TraceReadOptions& options) {
   std::vector<std::string> order;
   std::map<std::string, RowsByTime> rows;

@@ -19,7 +19,8 @@ constexpr NamedFormat kFormats[] = {{TraceFormat::kMooncake, "mooncake"},
                                     {TraceFormat::kVllmMultiTurn, "vllm-multi-turn"},
                                     {TraceFormat::kLmcache, "lmcache"}};
 
-// Told from the first JSON value of the first document: its first line where that is one, else all of it.
+// Told from the first JSON value of the first document: its first line where that is one, else all
+// of it.
 TraceFormat detect_format(const TraceDocument& document) {
   const std::string_view text = document.text;
   const size_t begin = text.find_first_not_of(" \t\r\n");
@@ -36,7 +37,8 @@ TraceFormat detect_format(const TraceDocument& document) {
     }
   }
   throw Error(
-      "trace {} line 1: no known trace format (AIPerf or Mooncake rows, WEKA sessions, vLLM multi-turn "
+      "trace {} line 1: no known trace format (AIPerf or Mooncake rows, WEKA sessions, vLLM "
+      "multi-turn "
       "conversations, LMCache rows); name it with --trace-format",
       document.name);
 }
@@ -67,10 +69,18 @@ Trace parse_trace(const std::vector<TraceDocument>& documents, const TraceReadOp
   const TraceFormat format = options.format ? *options.format : detect_format(documents.front());
   Trace trace;
   switch (format) {
-    case TraceFormat::kMooncake: trace = read_mooncake(documents, options); break;
-    case TraceFormat::kWeka: trace = read_weka(documents, options); break;
-    case TraceFormat::kVllmMultiTurn: trace = read_vllm_multi_turn(documents); break;
-    case TraceFormat::kLmcache: trace = read_lmcache(documents, options); break;
+    case TraceFormat::kMooncake:
+      trace = read_mooncake(documents, options);
+      break;
+    case TraceFormat::kWeka:
+      trace = read_weka(documents, options);
+      break;
+    case TraceFormat::kVllmMultiTurn:
+      trace = read_vllm_multi_turn(documents);
+      break;
+    case TraceFormat::kLmcache:
+      trace = read_lmcache(documents, options);
+      break;
   }
   trace.format = format;
   if (trace.sessions.empty()) throw Error("trace {}: holds no turn", documents.front().name);
@@ -90,7 +100,8 @@ void complete_block_keys(Trace& trace) {
       uint64_t tail = own_block_key(s + 1, (uint64_t{1} << 40) + t);
       if (t + 1 < turns.size()) {
         const auto& next = std::get<BlockPrompt>(turns[t + 1].prompt).blocks;
-        if (next.size() > count && std::equal(keys.begin(), keys.end(), next.begin())) tail = next[count];
+        if (next.size() > count && std::equal(keys.begin(), keys.end(), next.begin()))
+          tail = next[count];
       }
       keys.push_back(tail);
     }
@@ -104,9 +115,10 @@ void select_sessions(Trace& trace, const TraceSelection& selection) {
     throw Error("--drop-shortest {}: the trace has only {} sessions", drop, sessions.size());
   }
   for (size_t i = 0; i < drop; ++i) {
-    const auto shortest = std::min_element(
-        sessions.rbegin(), sessions.rend(),
-        [](const TraceSession& a, const TraceSession& b) { return a.turns.size() < b.turns.size(); });
+    const auto shortest = std::min_element(sessions.rbegin(), sessions.rend(),
+                                           [](const TraceSession& a, const TraceSession& b) {
+                                             return a.turns.size() < b.turns.size();
+                                           });
     sessions.erase(std::next(shortest).base());
   }
   const size_t limit = static_cast<size_t>(selection.max_sessions);
@@ -119,7 +131,9 @@ void select_sessions(Trace& trace, const TraceSelection& selection) {
 
 void scale_tokens(Trace& trace, double scale) {
   if (trace.block_tokens == 0) {
-    throw Error("--token-scale: this trace holds text; cut it with --first-prompt-tokens and --turn-tokens");
+    throw Error(
+        "--token-scale: this trace holds text; cut it with --first-prompt-tokens and "
+        "--turn-tokens");
   }
   const int scaled = static_cast<int>(std::lround(trace.block_tokens * scale));
   if (!(scale > 0 && scale <= 64) || scaled < 1) {
@@ -149,7 +163,8 @@ Trace make_sweep(const SweepOptions& options) {
   const int last = end - options.output_tokens;  // prompt of the last turn
   if (options.sessions < 1 || options.turns < 2 || first < 1 || last <= first) {
     throw Error(
-        "sweep: {} sessions of {} turns from {} to {} prompt tokens; it needs at least 1 session, 2 turns, "
+        "sweep: {} sessions of {} turns from {} to {} prompt tokens; it needs at least 1 session, "
+        "2 turns, "
         "and growth: raise the KV bytes a session",
         options.sessions, options.turns, first, last);
   }
@@ -159,10 +174,12 @@ Trace make_sweep(const SweepOptions& options) {
     TraceSession session{"sweep-" + std::to_string(s), {}};
     for (int t = 0; t < options.turns; ++t) {
       BlockPrompt prompt;
-      prompt.tokens = first + static_cast<int>(static_cast<int64_t>(last - first) * t / (options.turns - 1));
+      prompt.tokens =
+          first + static_cast<int>(static_cast<int64_t>(last - first) * t / (options.turns - 1));
       const int blocks = (prompt.tokens + trace.block_tokens - 1) / trace.block_tokens;
       for (int b = 0; b < blocks; ++b) {
-        prompt.blocks.push_back(own_block_key(static_cast<uint64_t>(s) + 1, static_cast<uint64_t>(b)));
+        prompt.blocks.push_back(
+            own_block_key(static_cast<uint64_t>(s) + 1, static_cast<uint64_t>(b)));
       }
       TraceTurn turn;
       turn.prompt = std::move(prompt);

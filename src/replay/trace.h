@@ -1,9 +1,11 @@
 // Recorded multi-turn workloads in one form, whatever file they came from.
 //
 // A session's turns run strictly one after the other. A prompt is given in one of two ways:
-//   - by block ids (hash_ids): equal ids mean equal tokens, so reuse is exactly the trace's. The reply
+//   - by block ids (hash_ids): equal ids mean equal tokens, so reuse is exactly the trace's. The
+//   reply
 //     enters the next prompt as the recorded ids say, never as the model's own output;
-//   - by text: the piece that the client adds behind the previous prompt and its reply. The reply in
+//   - by text: the piece that the client adds behind the previous prompt and its reply. The reply
+//   in
 //     the next prompt is the recorded one, or the model's own (ReplayOptions::own_replies).
 #pragma once
 
@@ -30,8 +32,8 @@ const char* trace_format_name(TraceFormat format);
 TraceFormat parse_trace_format(std::string_view name);
 
 struct BlockPrompt {
-  // Keys of consecutive runs of Trace::block_tokens tokens; they cover `tokens`, the last one perhaps
-  // in part.
+  // Keys of consecutive runs of Trace::block_tokens tokens; they cover `tokens`, the last one
+  // perhaps in part.
   std::vector<uint64_t> blocks;
   int tokens = 0;
 };
@@ -46,9 +48,9 @@ struct TextPrompt {
 
 struct TraceTurn {
   std::variant<BlockPrompt, TextPrompt> prompt;
-  int output_tokens = 0;       // 0: not recorded as a number
-  std::string output_text;     // recorded reply, where the trace has text
-  Micros think = 0;            // between the previous turn's end and this turn's start
+  int output_tokens = 0;             // 0: not recorded as a number
+  std::string output_text;           // recorded reply, where the trace has text
+  Micros think = 0;                  // between the previous turn's end and this turn's start
   std::optional<Micros> not_before;  // recorded start, since the start of the trace
 };
 
@@ -59,7 +61,7 @@ struct TraceSession {
 
 struct Trace {
   TraceFormat format = TraceFormat::kMooncake;
-  int block_tokens = 0;  // of a block id; 0: prompts are text
+  int block_tokens = 0;            // of a block id; 0: prompts are text
   bool arrivals_recorded = false;  // every session's first turn has `not_before`
   std::vector<TraceSession> sessions;
 
@@ -72,8 +74,8 @@ struct TraceReadOptions {
   bool chat = false;                  // LMCache: wrap each piece of text as a user's chat message
 };
 
-// Throws Error naming the file, the line and the fault. Never allocates more than a small multiple of
-// the documents' size.
+// Throws Error naming the file, the line and the fault. Never allocates more than a small multiple
+// of the documents' size.
 Trace parse_trace(const std::vector<TraceDocument>& documents, const TraceReadOptions& options);
 
 inline Trace read_trace(const std::string& path, const TraceReadOptions& options = {}) {

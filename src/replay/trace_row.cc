@@ -11,7 +11,9 @@ TraceRow::TraceRow(const nlohmann::json& object, std::string where)
   if (!object_.is_object()) fail("must be a JSON object");
 }
 
-void TraceRow::fail(const std::string& fault) const { throw Error("{}: {}", where_, fault); }
+void TraceRow::fail(const std::string& fault) const {
+  throw Error("{}: {}", where_, fault);
+}
 
 bool TraceRow::has(const char* field) const {
   const auto found = object_.find(field);
@@ -26,8 +28,9 @@ const nlohmann::json& TraceRow::at(const char* field) const {
 
 int64_t TraceRow::integer(const char* field, int64_t low, int64_t high) const {
   const nlohmann::json& value = at(field);
-  const bool fits = value.is_number_unsigned() ? value.get<uint64_t>() <= static_cast<uint64_t>(high)
-                                               : value.is_number_integer();
+  const bool fits = value.is_number_unsigned()
+                        ? value.get<uint64_t>() <= static_cast<uint64_t>(high)
+                        : value.is_number_integer();
   if (!fits || value.get<int64_t>() < low || value.get<int64_t>() > high) {
     fail(fmt::format("field \"{}\" must be a whole number from {} to {}", field, low, high));
   }
@@ -77,7 +80,8 @@ nlohmann::json parse_json(std::string_view text, const std::string& document, in
     return nlohmann::json::parse(text);
   } catch (const nlohmann::json::parse_error& fault) {
     const size_t byte = std::min(fault.byte == 0 ? 0 : fault.byte - 1, text.size());
-    const auto newlines = std::count(text.begin(), text.begin() + static_cast<ptrdiff_t>(byte), '\n');
+    const auto newlines =
+        std::count(text.begin(), text.begin() + static_cast<ptrdiff_t>(byte), '\n');
     const size_t line_begin = text.substr(0, byte).rfind('\n');
     const size_t column = line_begin == std::string_view::npos ? byte + 1 : byte - line_begin;
     throw Error("trace {} line {}: not valid JSON at column {}; is the file complete?", document,

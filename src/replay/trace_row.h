@@ -57,8 +57,8 @@ void for_each_line(const TraceDocument& document, Row row) {
   }
 }
 
-// A piece of chat in the ChatML form that most open models use; for a model with another template the
-// text is as good a load, and the same for every engine that is compared.
+// A piece of chat in the ChatML form that most open models use; for a model with another template
+// the text is as good a load, and the same for every engine that is compared.
 struct ChatPiece {
   std::string lead, content, trail;
 };
@@ -70,8 +70,9 @@ Trace read_weka(const std::vector<TraceDocument>& documents, const TraceReadOpti
 Trace read_vllm_multi_turn(const std::vector<TraceDocument>& documents);
 Trace read_lmcache(const std::vector<TraceDocument>& documents, const TraceReadOptions& options);
 
-// Covers the tokens behind the last whole block with one more key: the one that the session's next turn
-// has there if it extends this prompt, else a key of its own. Keys and token counts must agree.
+// Covers the tokens behind the last whole block with one more key: the one that the session's next
+// turn has there if it extends this prompt, else a key of its own. Keys and token counts must
+// agree.
 void complete_block_keys(Trace& trace);
 // A well-mixed key of the two numbers, with the top bit set: never equal to an id of a trace.
 uint64_t own_block_key(uint64_t a, uint64_t b);

@@ -21,7 +21,8 @@ constexpr size_t kTarBlock = 512;
 // zlib reads a file that is not gzip as it is.
 std::string read_file(const fs::path& path, size_t max_bytes) {
   const std::unique_ptr<gzFile_s, int (*)(gzFile)> file(gzopen(path.c_str(), "rb"), &gzclose_r);
-  if (!file) throw Error("trace {}: cannot be opened; check the path and its permissions", path.string());
+  if (!file)
+    throw Error("trace {}: cannot be opened; check the path and its permissions", path.string());
   std::string text;
   char buffer[1 << 16];
   int got = 0;
@@ -46,14 +47,18 @@ bool is_tar(const std::string& text) {
   return text.size() >= kTarBlock && std::string_view(text).substr(257, 5) == "ustar";
 }
 
-std::string_view c_string(std::string_view field) { return field.substr(0, field.find('\0')); }
+std::string_view c_string(std::string_view field) {
+  return field.substr(0, field.find('\0'));
+}
 
 bool is_data(const std::string& name) {
   const std::string base = fs::path(name).filename().string();
-  return !base.empty() && base[0] != '.' && base.rfind("README", 0) != 0 && base.rfind("LICENSE", 0) != 0;
+  return !base.empty() && base[0] != '.' && base.rfind("README", 0) != 0 &&
+         base.rfind("LICENSE", 0) != 0;
 }
 
-// POSIX ustar: a 512-byte header (name, octal size at 124, type at 156), then the data padded to 512.
+// POSIX ustar: a 512-byte header (name, octal size at 124, type at 156), then the data padded to
+// 512.
 void append_tar_members(const std::string& archive, const std::string& tar,
                         std::vector<TraceDocument>& documents) {
   const std::string_view all = tar;

@@ -92,15 +92,20 @@ TEST(MooncakeTrace, TextAndMessages) {
 TEST(MooncakeTrace, FaultsNameFileLineAndField) {
   EXPECT_THAT(fault_of("{\"input_length\":1,\"hash_ids\":[]}\n{\"input_length\":"),
               AllOf(HasSubstr("t.jsonl line 2"), HasSubstr("not valid JSON")));
-  EXPECT_THAT(fault_of("{\"input_length\":0,\"hash_ids\":[]}"), HasSubstr("\"input_length\" must be a whole number from 1"));
-  EXPECT_THAT(fault_of("{\"input_length\":18446744073709551615,\"hash_ids\":[]}"), HasSubstr("line 1"));
+  EXPECT_THAT(fault_of("{\"input_length\":0,\"hash_ids\":[]}"),
+              HasSubstr("\"input_length\" must be a whole number from 1"));
+  EXPECT_THAT(fault_of("{\"input_length\":18446744073709551615,\"hash_ids\":[]}"),
+              HasSubstr("line 1"));
   EXPECT_THAT(fault_of("{\"input_length\":5}"), HasSubstr("\"hash_ids\" is missing"));
   EXPECT_THAT(fault_of("{\"input_length\":5,\"hash_ids\":[-1]}"), HasSubstr("0 to 2^63-1"));
-  EXPECT_THAT(fault_of("{\"input_length\":5,\"hash_ids\":[],\"delay\":-3}"), HasSubstr("\"delay\" must be a number"));
-  EXPECT_THAT(fault_of("{\"input_length\":5,\"hash_ids\":[1,2,3,4,5,6,7]}"), HasSubstr("--trace-block-size"));
+  EXPECT_THAT(fault_of("{\"input_length\":5,\"hash_ids\":[],\"delay\":-3}"),
+              HasSubstr("\"delay\" must be a number"));
+  EXPECT_THAT(fault_of("{\"input_length\":5,\"hash_ids\":[1,2,3,4,5,6,7]}"),
+              HasSubstr("--trace-block-size"));
   TraceReadOptions given;
   given.block_tokens = 16;
-  EXPECT_THAT(fault_of("{\"input_length\":5,\"hash_ids\":[1,2]}", given), HasSubstr("make 1 blocks of 16"));
+  EXPECT_THAT(fault_of("{\"input_length\":5,\"hash_ids\":[1,2]}", given),
+              HasSubstr("make 1 blocks of 16"));
   EXPECT_THAT(fault_of("{\"input_length\":5,\"hash_ids\":[]}\n{\"text_input\":\"x\"}"),
               AllOf(HasSubstr("line 2"), HasSubstr("cannot be mixed")));
   EXPECT_THAT(fault_of("{\"a\":1}"), HasSubstr("--trace-format"));
@@ -125,8 +130,9 @@ TEST(WekaTrace, LocalIdsSubAgentsAndThinkTimes) {
 }
 
 TEST(WekaTrace, FaultsNameTheRequest) {
-  EXPECT_THAT(fault_of(R"({"requests":[{"in":64,"out":5,"hash_ids":[]}],"block_size":64})"),
-              AllOf(HasSubstr("request 1"), HasSubstr("make 1 whole blocks of 64, but hash_ids holds 0")));
+  EXPECT_THAT(
+      fault_of(R"({"requests":[{"in":64,"out":5,"hash_ids":[]}],"block_size":64})"),
+      AllOf(HasSubstr("request 1"), HasSubstr("make 1 whole blocks of 64, but hash_ids holds 0")));
   EXPECT_THAT(fault_of(R"({"requests":[]})"), HasSubstr("\"block_size\" is missing"));
   EXPECT_THAT(fault_of("{\"requests\":[\n{\"in\":\n"), HasSubstr("line 3"));
 }
@@ -140,12 +146,14 @@ TEST(VllmMultiTurnTrace, ATurnForEachAnswer) {
   EXPECT_EQ(trace.sessions[0].turns[0].output_text, "a1");
   EXPECT_EQ(text_of(trace, 0, 1).recorded_reply, "a1");
   EXPECT_EQ(text_of(trace, 0, 1).lead, "<|im_end|>\n<|im_start|>user\n");
-  EXPECT_THAT(fault_of(R"([{"messages":[{"role":"assistant","content":"x"}]}])"), HasSubstr("conversation 1"));
+  EXPECT_THAT(fault_of(R"([{"messages":[{"role":"assistant","content":"x"}]}])"),
+              HasSubstr("conversation 1"));
   EXPECT_THAT(fault_of(R"([{"messages":[]}])"), HasSubstr("no message"));
 }
 
 TEST(LmcacheTrace, RowsAreSortedAndCumulativeTextBecomesPieces) {
-  const Trace trace = parse(R"({"timestamp":3000000,"input":"abcdOUTef","output":"z","session_id":"s"}
+  const Trace trace =
+      parse(R"({"timestamp":3000000,"input":"abcdOUTef","output":"z","session_id":"s"}
 {"timestamp":1000000,"input":"ab","output":"","session_id":"s"}
 {"timestamp":2000000,"input":"abcd","output":"OUT","session_id":"s"}
 {"timestamp":4000000,"input":"new","output":"","session_id":"s"})");
@@ -162,7 +170,8 @@ TEST(LmcacheTrace, RowsAreSortedAndCumulativeTextBecomesPieces) {
 TEST(Selection, DropsTheShortestThenLimits) {
   Trace trace;
   for (const size_t turns : {3u, 1u, 2u, 1u}) {
-    trace.sessions.push_back({std::to_string(trace.sessions.size()), std::vector<TraceTurn>(turns)});
+    trace.sessions.push_back(
+        {std::to_string(trace.sessions.size()), std::vector<TraceTurn>(turns)});
   }
   select_sessions(trace, {.max_sessions = 2, .max_turns = 2, .drop_shortest = 1});
   ASSERT_EQ(trace.sessions.size(), 2u);
@@ -183,7 +192,8 @@ TEST(TokenScale, KeepsWholeBlocksWhole) {
 }
 
 TEST(Sweep, GrowsEquallyToTheGivenBytes) {
-  const Trace trace = make_sweep({.sessions = 2, .turns = 12, .kv_bytes_per_session = 10000 * 96, .kv_bytes_per_token = 96});
+  const Trace trace = make_sweep(
+      {.sessions = 2, .turns = 12, .kv_bytes_per_session = 10000 * 96, .kv_bytes_per_token = 96});
   EXPECT_EQ(blocks_of(trace, 0, 0).tokens, 4000);
   EXPECT_EQ(blocks_of(trace, 0, 11).tokens, 10000 - 128);
   EXPECT_NE(blocks_of(trace, 0, 0).blocks[0], blocks_of(trace, 1, 0).blocks[0]);

@@ -31,8 +31,8 @@ void read_requests(const TraceRow& parent, int depth, Place& place, TraceSession
     const int64_t whole = prompt.tokens / place.block_tokens;
     const int64_t ids = static_cast<int64_t>(prompt.blocks.size());
     if (ids != whole && ids != whole + 1) {
-      row.fail(fmt::format("{} tokens make {} whole blocks of {}, but hash_ids holds {}", prompt.tokens, whole,
-                           place.block_tokens, ids));
+      row.fail(fmt::format("{} tokens make {} whole blocks of {}, but hash_ids holds {}",
+                           prompt.tokens, whole, place.block_tokens, ids));
     }
     if (ids * place.block_tokens >= prompt.tokens + place.block_tokens) prompt.blocks.pop_back();
     turn.prompt = std::move(prompt);
@@ -56,15 +56,18 @@ Trace read_weka(const std::vector<TraceDocument>& documents, const TraceReadOpti
   const auto read_session = [&](const nlohmann::json& json, std::string where) {
     const TraceRow row(json, std::move(where));
     Place place;
-    place.block_tokens = options.block_tokens > 0 ? options.block_tokens
-                                                  : static_cast<int>(row.integer("block_size", 1, 1 << 16));
+    place.block_tokens = options.block_tokens > 0
+                             ? options.block_tokens
+                             : static_cast<int>(row.integer("block_size", 1, 1 << 16));
     if (trace.block_tokens != 0 && place.block_tokens != trace.block_tokens) {
-      row.fail(fmt::format("block_size {} differs from {} before", place.block_tokens, trace.block_tokens));
+      row.fail(fmt::format("block_size {} differs from {} before", place.block_tokens,
+                           trace.block_tokens));
     }
     trace.block_tokens = place.block_tokens;
     const bool global = row.has("hash_id_scope") && row.string("hash_id_scope") == "global";
     place.scope = global ? 0 : trace.sessions.size() + 1;
-    TraceSession session{row.has("id") ? row.string("id") : fmt::format("session-{}", trace.sessions.size()), {}};
+    TraceSession session{
+        row.has("id") ? row.string("id") : fmt::format("session-{}", trace.sessions.size()), {}};
     read_requests(row, 0, place, session);
     if (!session.turns.empty()) trace.sessions.push_back(std::move(session));
   };

@@ -33,8 +33,8 @@ WindowRule parse_window(std::string_view text) {
   return {WindowRule::Kind::kTime, begin * kSecond, end * kSecond};
 }
 
-Window make_window(const WindowRule& rule, const RunRecord& run, const std::vector<SessionTimes>& sessions,
-                   int slots) {
+Window make_window(const WindowRule& rule, const RunRecord& run,
+                   const std::vector<SessionTimes>& sessions, int slots) {
   const Window whole{0, run.duration, "all", ""};
   if (rule.kind == WindowRule::Kind::kAll) return whole;
   if (rule.kind == WindowRule::Kind::kTime) {
@@ -49,7 +49,8 @@ Window make_window(const WindowRule& rule, const RunRecord& run, const std::vect
   }
   std::sort(finished.begin(), finished.end());
   std::sort(started.begin(), started.end());
-  const size_t all = slots > 0 ? std::min(static_cast<size_t>(slots), sessions.size()) : sessions.size();
+  const size_t all =
+      slots > 0 ? std::min(static_cast<size_t>(slots), sessions.size()) : sessions.size();
   if (finished.size() >= kPaperWarmTurns && started.size() >= all) {
     Window window{finished[kPaperWarmTurns - 1], run.duration, "paper", ""};
     for (const SessionTimes& session : sessions) {
@@ -58,7 +59,10 @@ Window make_window(const WindowRule& rule, const RunRecord& run, const std::vect
     if (window.end > window.begin) return window;
   }
   Window fallback = whole;
-  fallback.note = fmt::format("the paper's interval is empty (turn {} had not finished before the first session ended); the whole run is counted", kPaperWarmTurns);
+  fallback.note = fmt::format(
+      "the paper's interval is empty (turn {} had not finished before the first session ended); "
+      "the whole run is counted",
+      kPaperWarmTurns);
   return fallback;
 }
 

@@ -23,9 +23,9 @@ WindowRule parse_window(std::string_view text);
 struct SessionTimes {
   Micros started = -1, ended = -1;  // -1: did not
 };
-// `slots` sessions run at once (0: all). Where the paper's rule gives nothing, the whole run is taken and
-// the window's note says so.
-Window make_window(const WindowRule& rule, const RunRecord& run, const std::vector<SessionTimes>& sessions,
-                   int slots);
+// `slots` sessions run at once (0: all). Where the paper's rule gives nothing, the whole run is
+// taken and the window's note says so.
+Window make_window(const WindowRule& rule, const RunRecord& run,
+                   const std::vector<SessionTimes>& sessions, int slots);
 
 }  // namespace vamp

@@ -15,7 +15,8 @@ namespace {
 
 class OpenFile {
  public:
-  OpenFile(const std::string& path, int flags) : fd_(::open(path.c_str(), flags | O_CLOEXEC, 0644)) {}
+  OpenFile(const std::string& path, int flags)
+      : fd_(::open(path.c_str(), flags | O_CLOEXEC, 0644)) {}
   ~OpenFile() {
     if (fd_ >= 0) ::close(fd_);
   }
@@ -42,7 +43,9 @@ bool write_all(int fd, std::string_view content) {
 AtomicFiles::AtomicFiles(std::string folder) : folder_(std::move(folder)) {
   std::error_code fault;
   std::filesystem::create_directories(folder_, fault);
-  if (fault) throw Error("cannot make the folder {}: {}; choose another with --output", folder_, fault.message());
+  if (fault)
+    throw Error("cannot make the folder {}: {}; choose another with --output", folder_,
+                fault.message());
 }
 
 AtomicFiles::~AtomicFiles() {
@@ -60,15 +63,17 @@ void AtomicFiles::write(const std::string& name, std::string_view content) {
   const std::string temporary = reserve(name);
   const OpenFile file(temporary, O_WRONLY | O_CREAT | O_TRUNC);
   if (file.fd() < 0 || !write_all(file.fd(), content) || ::fsync(file.fd()) != 0) {
-    throw Error("cannot write {} ({}): {}; nothing was written to {}, make room or choose another --output",
-                files_.back().second, format_bytes(content.size()), std::strerror(errno), folder_);
+    throw Error(
+        "cannot write {} ({}): {}; nothing was written to {}, make room or choose another --output",
+        files_.back().second, format_bytes(content.size()), std::strerror(errno), folder_);
   }
 }
 
 void AtomicFiles::commit() {
   for (const auto& [temporary, path] : files_) {
     const OpenFile file(temporary, O_RDONLY);
-    if (file.fd() < 0 || ::fsync(file.fd()) != 0 || ::rename(temporary.c_str(), path.c_str()) != 0) {
+    if (file.fd() < 0 || ::fsync(file.fd()) != 0 ||
+        ::rename(temporary.c_str(), path.c_str()) != 0) {
       throw Error("cannot write {}: {}", path, std::strerror(errno));
     }
   }

@@ -59,7 +59,8 @@ class Insert {
     std::string sql = "INSERT INTO " + table + " VALUES (?";
     for (int i = 1; i < columns; ++i) sql += ",?";
     sqlite3_stmt* statement = nullptr;
-    database_.check(sqlite3_prepare_v2(database.handle(), (sql + ")").c_str(), -1, &statement, nullptr));
+    database_.check(
+        sqlite3_prepare_v2(database.handle(), (sql + ")").c_str(), -1, &statement, nullptr));
     statement_.reset(statement);
   }
   template <typename... Values>
@@ -74,14 +75,16 @@ class Insert {
   template <typename T>
   void bind(int column, const T& value) {
     if constexpr (std::is_floating_point_v<T>) {
-      database_.check(std::isfinite(value) ? sqlite3_bind_double(statement_.get(), column, static_cast<double>(value))
+      database_.check(std::isfinite(value) ? sqlite3_bind_double(statement_.get(), column,
+                                                                 static_cast<double>(value))
                                            : sqlite3_bind_null(statement_.get(), column));
     } else if constexpr (std::is_arithmetic_v<T>) {
-      database_.check(sqlite3_bind_int64(statement_.get(), column, static_cast<sqlite3_int64>(value)));
+      database_.check(
+          sqlite3_bind_int64(statement_.get(), column, static_cast<sqlite3_int64>(value)));
     } else {
       const std::string_view text(value);
-      database_.check(sqlite3_bind_text(statement_.get(), column, text.data(), static_cast<int>(text.size()),
-                                        SQLITE_TRANSIENT));
+      database_.check(sqlite3_bind_text(statement_.get(), column, text.data(),
+                                        static_cast<int>(text.size()), SQLITE_TRANSIENT));
     }
   }
   Database& database_;
@@ -93,11 +96,12 @@ void write_turns(Database& database, int id, const RunRecord& run) {
   for (const TurnRecord& turn : run.turns) {
     const RequestStats& s = turn.stats;
     const bool ok = turn.answered();
-    insert(id, turn.session, turn.session_name, turn.turn, s.id, turn.think / kSecond, s.arrival / kSecond,
-           s.first_scheduled / kSecond, ok ? s.first_token / kSecond : NAN, s.finished / kSecond,
-           ok ? turn.ttft() / kSecond : NAN, ok ? turn.tpot() / kSecond : NAN, s.queued / kSecond, s.prompt_tokens,
-           s.cached_tokens, s.host_cached_tokens, s.output_tokens, s.preemptions, finish_reason_name(s.reason),
-           turn.error, in_window(run, turn));
+    insert(id, turn.session, turn.session_name, turn.turn, s.id, turn.think / kSecond,
+           s.arrival / kSecond, s.first_scheduled / kSecond, ok ? s.first_token / kSecond : NAN,
+           s.finished / kSecond, ok ? turn.ttft() / kSecond : NAN, ok ? turn.tpot() / kSecond : NAN,
+           s.queued / kSecond, s.prompt_tokens, s.cached_tokens, s.host_cached_tokens,
+           s.output_tokens, s.preemptions, finish_reason_name(s.reason), turn.error,
+           in_window(run, turn));
   }
 }
 
@@ -105,11 +109,12 @@ void write_steps(Database& database, int id, const RunRecord& run) {
   Insert insert(database, "steps", 28);
   for (const StepStats& s : run.steps) {
     const SchedulerStats& n = s.scheduler;
-    insert(id, s.step, s.planned / kSecond, s.start / kSecond, s.end / kSecond, s.executed, s.requests,
-           s.prefill_tokens, s.decode_tokens, n.running, n.waiting, n.free_blocks, n.cached_blocks,
-           n.referenced_blocks, n.total_blocks, n.host_used_blocks, n.groups_out, s.bank_groups, n.preemptions,
-           s.staging.staged_bytes, s.staging.activated_bytes, s.staging.stall, s.boundary_us, s.demoted_bytes,
-           s.promoted_bytes, s.demote_us, s.promote_us, s.experts_per_layer);
+    insert(id, s.step, s.planned / kSecond, s.start / kSecond, s.end / kSecond, s.executed,
+           s.requests, s.prefill_tokens, s.decode_tokens, n.running, n.waiting, n.free_blocks,
+           n.cached_blocks, n.referenced_blocks, n.total_blocks, n.host_used_blocks, n.groups_out,
+           s.bank_groups, n.preemptions, s.staging.staged_bytes, s.staging.activated_bytes,
+           s.staging.stall, s.boundary_us, s.demoted_bytes, s.promoted_bytes, s.demote_us,
+           s.promote_us, s.experts_per_layer);
   }
 }
 
@@ -131,10 +136,11 @@ std::string costs_text(const DecisionRow& decision) {
 void write_decisions(Database& database, int id, const RunRecord& run) {
   Insert insert(database, "decisions", 27);
   for (const DecisionRow& d : run.decisions) {
-    insert(id, d.id, d.step, d.time / kSecond, d.request, d.admission, d.gap_blocks, d.needed_blocks, d.free_blocks,
-           d.cached_blocks, d.total_blocks, d.host_free_blocks, d.groups_out, d.running, d.waiting, d.hit_rate,
-           action_name(d.kind), d.costs.at(static_cast<size_t>(d.kind)), costs_text(d), d.drop_blocks,
-           d.demote_segments, d.give_up_groups, d.preempted, d.blocks_won, d.reused_tokens,
+    insert(id, d.id, d.step, d.time / kSecond, d.request, d.admission, d.gap_blocks,
+           d.needed_blocks, d.free_blocks, d.cached_blocks, d.total_blocks, d.host_free_blocks,
+           d.groups_out, d.running, d.waiting, d.hit_rate, action_name(d.kind),
+           d.costs.at(static_cast<size_t>(d.kind)), costs_text(d), d.drop_blocks, d.demote_segments,
+           d.give_up_groups, d.preempted, d.blocks_won, d.reused_tokens,
            d.first_reuse < 0 ? NAN : d.first_reuse / kSecond, d.note);
   }
 }

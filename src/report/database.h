@@ -7,8 +7,8 @@
 
 namespace vamp {
 
-// Writes a new database to `path`. Throws Error naming the file (disk full, no permission); the file is
-// then worthless.
+// Writes a new database to `path`. Throws Error naming the file (disk full, no permission); the
+// file is then worthless.
 void write_database(const std::string& path, const ReportRecord& report);
 
 }  // namespace vamp

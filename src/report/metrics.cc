@@ -6,7 +6,9 @@
 namespace vamp {
 namespace {
 
-double ratio(double part, double whole) { return whole > 0 ? part / whole : NAN; }
+double ratio(double part, double whole) {
+  return whole > 0 ? part / whole : NAN;
+}
 
 // Means over time: a gauge holds from one step's end to the next step's end.
 struct TimeMean {
@@ -20,7 +22,8 @@ struct TimeMean {
 
 void summarize_turns(const RunRecord& run, RunSummary& out) {
   std::vector<double> ttft, ttft_warm, tpot, queue, e2e;
-  double prompt = 0, cached = 0, host = 0, warm_prompt = 0, warm_cached = 0, output = 0, preemptions = 0;
+  double prompt = 0, cached = 0, host = 0, warm_prompt = 0, warm_cached = 0, output = 0,
+         preemptions = 0;
   for (const TurnRecord& turn : run.turns) {
     const RequestStats& stats = turn.stats;
     ++out.turns;

@@ -18,17 +18,18 @@ double quantile(const std::vector<double>& sorted, double q);
 
 // Q(T, P): requests a second of the window that end with TTFT <= T and TPOT <= P.
 inline constexpr std::array<double, 5> kSloTtftSeconds = {1, 2, 5, 15, 30};
-inline constexpr std::array<double, 10> kSloTpotMillis = {15, 25, 50, 75, 100, 150, 200, 250, 300, 350};
+inline constexpr std::array<double, 10> kSloTpotMillis = {15,  25,  50,  75,  100,
+                                                          150, 200, 250, 300, 350};
 using SloGrid = std::array<std::array<double, kSloTpotMillis.size()>, kSloTtftSeconds.size()>;
 
 struct ActionSummary {
   int count = 0;
-  double mean_cost_us = NAN;        // of the choices whose price is finite
+  double mean_cost_us = NAN;  // of the choices whose price is finite
   int64_t blocks_won = 0, reused_tokens = 0;
 };
 
-// TTFT, throughput, hit rates and preemptions count requests that arrive in the window, TPOT the whole
-// run. A turn without an answer counts as none of them but in `failed_turns`.
+// TTFT, throughput, hit rates and preemptions count requests that arrive in the window, TPOT the
+// whole run. A turn without an answer counts as none of them but in `failed_turns`.
 struct RunSummary {
   int turns = 0, failed_turns = 0, window_turns = 0, warm_turns = 0;
   double window_s = 0;
@@ -38,8 +39,8 @@ struct RunSummary {
   double prefix_hit_rate_warm = NAN;  // without each session's first turn
   double host_hit_rate = NAN;         // the part that came from the host tier
   double preemptions_per_1000_turns = NAN;
-  double pool_use_mean = NAN, pool_use_max = NAN;    // referenced / all KV blocks, over time
-  double pool_full_mean = NAN;                       // referenced or cached / all
+  double pool_use_mean = NAN, pool_use_max = NAN;  // referenced / all KV blocks, over time
+  double pool_full_mean = NAN;                     // referenced or cached / all
   double groups_out_mean = NAN;
   int groups_out_max = 0, groups_out_end = 0;
   uint64_t boundary_moves = 0;

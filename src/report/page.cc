@@ -26,8 +26,9 @@ std::string escape_html(std::string text) {
 
 std::string render_page(const ReportRecord& report) {
   // "</" would end the script element that holds the data; "<\/" is the same JSON string.
-  const std::string data = replace_all(
-      page_json(report).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace), "</", "<\\/");
+  const std::string data =
+      replace_all(page_json(report).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace),
+                  "</", "<\\/");
   std::string page = kPageHtml;
   page = replace_all(std::move(page), "@STYLE@", kPageCss);
   page = replace_all(std::move(page), "@SCRIPT@", std::string(kChartsJs) + kPageJs + kDecisionsJs);
@@ -37,7 +38,9 @@ std::string render_page(const ReportRecord& report) {
 
 std::string write_report(const std::string& folder, const ReportRecord& report) {
   AtomicFiles files(folder);
-  files.write("results.json", results_json(report).dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
+  files.write(
+      "results.json",
+      results_json(report).dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
   write_database(files.reserve("results.sqlite"), report);
   files.write("report.html", render_page(report));
   files.commit();

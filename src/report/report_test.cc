@@ -21,7 +21,8 @@ namespace {
 
 using testing::HasSubstr;
 
-TurnRecord make_turn(int session, int turn, double arrival_s, double ttft_s, double tpot_s, int output) {
+TurnRecord make_turn(int session, int turn, double arrival_s, double ttft_s, double tpot_s,
+                     int output) {
   TurnRecord record;
   record.session = session;
   record.turn = turn;
@@ -45,8 +46,8 @@ RunRecord small_run() {
   run.planned_turns = 4;
   run.planned_sessions = 2;
   run.duration = 10 * kSecond;
-  run.turns = {make_turn(0, 0, 0, 1, 0.1, 11), make_turn(1, 0, 0, 3, 0.2, 11), make_turn(0, 1, 4, 2, 0.1, 1),
-               make_turn(1, 1, 9.5, 9, 0.1, 11)};
+  run.turns = {make_turn(0, 0, 0, 1, 0.1, 11), make_turn(1, 0, 0, 3, 0.2, 11),
+               make_turn(0, 1, 4, 2, 0.1, 1), make_turn(1, 1, 9.5, 9, 0.1, 11)};
   run.turns[1].stats.preemptions = 1;
   StepStats step;
   step.executed = true;
@@ -113,13 +114,15 @@ TEST(Metrics, FirstTurnsMayBeLeftOut) {
 TEST(Metrics, SloGridCountsBothLimits) {
   const SloGrid slo = summarize(small_run()).slo;
   const auto at = [&](double ttft, double tpot) {
-    const size_t t = static_cast<size_t>(std::find(kSloTtftSeconds.begin(), kSloTtftSeconds.end(), ttft) - kSloTtftSeconds.begin());
-    const size_t p = static_cast<size_t>(std::find(kSloTpotMillis.begin(), kSloTpotMillis.end(), tpot) - kSloTpotMillis.begin());
+    const size_t t = static_cast<size_t>(
+        std::find(kSloTtftSeconds.begin(), kSloTtftSeconds.end(), ttft) - kSloTtftSeconds.begin());
+    const size_t p = static_cast<size_t>(
+        std::find(kSloTpotMillis.begin(), kSloTpotMillis.end(), tpot) - kSloTpotMillis.begin());
     return slo[t][p] * 9;
   };
   EXPECT_NEAR(at(1, 75), 0, 1e-9);
   EXPECT_NEAR(at(1, 150), 1, 1e-9);
-  EXPECT_NEAR(at(2, 15), 1, 1e-9);   // one output token: no time per further token
+  EXPECT_NEAR(at(2, 15), 1, 1e-9);  // one output token: no time per further token
   EXPECT_NEAR(at(5, 350), 3, 1e-9);
 }
 
@@ -147,11 +150,12 @@ TEST(Series, GaugesHoldBetweenStepsAndTurnsAreBinned) {
 TEST(ResultsJson, HasTheKeysThatScriptsRead) {
   const auto run = results_json(small_report())["runs"][0];
   for (const char* key : {"ttft_s", "tpot_s", "queue_s"}) {
-    for (const char* part : {"mean", "p50", "p90", "p99"}) EXPECT_TRUE(run.at(key).at(part).is_number()) << key;
+    for (const char* part : {"mean", "p50", "p90", "p99"})
+      EXPECT_TRUE(run.at(key).at(part).is_number()) << key;
   }
   EXPECT_EQ(run["policy"], "static");
-  for (const char* key : {"requests_per_s", "output_tokens_per_s", "prefix_hit_rate", "prefix_hit_rate_warm",
-                          "preemptions_per_1000_turns"}) {
+  for (const char* key : {"requests_per_s", "output_tokens_per_s", "prefix_hit_rate",
+                          "prefix_hit_rate_warm", "preemptions_per_1000_turns"}) {
     EXPECT_TRUE(run.at(key).is_number()) << key;
   }
   EXPECT_EQ(run["boundary_over_time"].size(), 2u);
@@ -189,7 +193,8 @@ class WriteReport : public testing::Test {
   size_t files() const {
     return static_cast<size_t>(std::distance(std::filesystem::directory_iterator(folder_), {}));
   }
-  const std::string folder_ = std::filesystem::temp_directory_path() / fmt::format("vamp_report_test_{}", getpid());
+  const std::string folder_ =
+      std::filesystem::temp_directory_path() / fmt::format("vamp_report_test_{}", getpid());
 };
 
 TEST_F(WriteReport, WritesARowForEachTurnStepAndDecision) {
@@ -198,14 +203,16 @@ TEST_F(WriteReport, WritesARowForEachTurnStepAndDecision) {
   sqlite3* database = nullptr;
   ASSERT_EQ(sqlite3_open((folder_ + "/results.sqlite").c_str(), &database), SQLITE_OK);
   std::string counts;
-  sqlite3_exec(database,
-               "SELECT (SELECT count(*) FROM runs), (SELECT count(*) FROM turns), (SELECT count(*) FROM steps), "
-               "(SELECT count(*) FROM decisions WHERE cost_us = 100)",
-               [](void* out, int n, char** values, char**) {
-                 for (int i = 0; i < n; ++i) *static_cast<std::string*>(out) += std::string(values[i]) + " ";
-                 return 0;
-               },
-               &counts, nullptr);
+  sqlite3_exec(
+      database,
+      "SELECT (SELECT count(*) FROM runs), (SELECT count(*) FROM turns), (SELECT count(*) FROM "
+      "steps), "
+      "(SELECT count(*) FROM decisions WHERE cost_us = 100)",
+      [](void* out, int n, char** values, char**) {
+        for (int i = 0; i < n; ++i) *static_cast<std::string*>(out) += std::string(values[i]) + " ";
+        return 0;
+      },
+      &counts, nullptr);
   sqlite3_close(database);
   EXPECT_EQ(counts, "2 8 4 2 ");
 }

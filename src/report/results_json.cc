@@ -30,7 +30,9 @@ Json boundary_json(const RunRecord& run) {
 Json slo_json(const SloGrid& grid) {
   Json rates = Json::array();
   for (const auto& row : grid) rates.push_back(row);
-  return {{"ttft_s", kSloTtftSeconds}, {"tpot_ms", kSloTpotMillis}, {"requests_per_s", std::move(rates)}};
+  return {{"ttft_s", kSloTtftSeconds},
+          {"tpot_ms", kSloTpotMillis},
+          {"requests_per_s", std::move(rates)}};
 }
 
 Json actions_json(const RunSummary& summary) {
@@ -47,11 +49,16 @@ Json actions_json(const RunSummary& summary) {
 }
 
 Json memory_json(const MemoryFacts& m) {
-  return {{"dense_bytes", m.dense_bytes},         {"reserve_bytes", m.reserve_bytes},
-          {"group_bytes", m.group_bytes},         {"block_bytes", m.block_bytes},
-          {"base_pool_bytes", m.base_pool_bytes}, {"kv_bytes_per_token", m.kv_bytes_per_token},
-          {"total_groups", m.total_groups},       {"missing_groups", m.missing_groups},
-          {"max_groups_out", m.max_groups_out},   {"moe_layers", m.moe_layers},
+  return {{"dense_bytes", m.dense_bytes},
+          {"reserve_bytes", m.reserve_bytes},
+          {"group_bytes", m.group_bytes},
+          {"block_bytes", m.block_bytes},
+          {"base_pool_bytes", m.base_pool_bytes},
+          {"kv_bytes_per_token", m.kv_bytes_per_token},
+          {"total_groups", m.total_groups},
+          {"missing_groups", m.missing_groups},
+          {"max_groups_out", m.max_groups_out},
+          {"moe_layers", m.moe_layers},
           {"experts_per_layer", m.experts_per_layer}};
 }
 
@@ -75,12 +82,19 @@ Json run_json(const RunRecord& run, const RunSummary& s) {
           {"sessions", run.planned_sessions},
           {"duration_s", run.duration / kSecond},
           {"cut", run.cut},
-          {"window", {{"begin_s", run.window.begin / kSecond}, {"end_s", run.window.end / kSecond},
-                      {"rule", run.window.rule}, {"note", run.window.note}}},
-          {"pool_use", {{"mean", s.pool_use_mean}, {"max", s.pool_use_max}, {"mean_with_cached", s.pool_full_mean}}},
+          {"window",
+           {{"begin_s", run.window.begin / kSecond},
+            {"end_s", run.window.end / kSecond},
+            {"rule", run.window.rule},
+            {"note", run.window.note}}},
+          {"pool_use",
+           {{"mean", s.pool_use_mean},
+            {"max", s.pool_use_max},
+            {"mean_with_cached", s.pool_full_mean}}},
           {"running_mean", s.running_mean},
           {"waiting_mean", s.waiting_mean},
-          {"groups_out", {{"mean", s.groups_out_mean}, {"max", s.groups_out_max}, {"end", s.groups_out_end}}},
+          {"groups_out",
+           {{"mean", s.groups_out_mean}, {"max", s.groups_out_max}, {"end", s.groups_out_end}}},
           {"boundary_moves", s.boundary_moves},
           {"boundary_over_time", boundary_json(run)},
           {"staged_bytes", s.staged_bytes},
@@ -142,7 +156,9 @@ Json series_json(const RunSeries& series) {
   out["ttft_quantiles_s"] = rounded(series.ttft_quantiles_s);
   out["bins"] = Json::array();
   for (const TurnBin& bin : series.bins) {
-    out["bins"].push_back({{"first", bin.first_turn}, {"last", bin.last_turn}, {"turns", bin.turns},
+    out["bins"].push_back({{"first", bin.first_turn},
+                           {"last", bin.last_turn},
+                           {"turns", bin.turns},
                            {"ttft_p90_s", bin.ttft_p90_s}});
   }
   out["by_turn"] = Json::array();
@@ -159,7 +175,9 @@ Json series_json(const RunSeries& series) {
 }
 
 Json report_json(const ReportRecord& report) {
-  return {{"title", report.title}, {"settings", pairs_json(report.settings)}, {"notes", report.notes},
+  return {{"title", report.title},
+          {"settings", pairs_json(report.settings)},
+          {"notes", report.notes},
           {"runs", Json::array()}};
 }
 

@@ -9,8 +9,8 @@
 
 namespace vamp {
 
-// {"title", "settings", "notes", "runs": [{"policy", "ttft_s": {mean,p50,p90,p99}, ...}]}. A figure that
-// does not exist (no such requests) is null.
+// {"title", "settings", "notes", "runs": [{"policy", "ttft_s": {mean,p50,p90,p99}, ...}]}. A figure
+// that does not exist (no such requests) is null.
 nlohmann::ordered_json results_json(const ReportRecord& report);
 
 // results_json with each run's "series" for drawing.

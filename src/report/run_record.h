@@ -17,15 +17,17 @@ namespace vamp {
 struct TurnRecord {
   int session = 0, turn = 0;  // from 0
   std::string session_name;
-  Micros think = 0;           // before this turn
-  RequestStats stats;         // arrival is when the client sent the turn
-  std::string error;          // refused or failed; empty: answered
+  Micros think = 0;    // before this turn
+  RequestStats stats;  // arrival is when the client sent the turn
+  std::string error;   // refused or failed; empty: answered
 
   bool answered() const { return error.empty() && stats.output_tokens > 0; }
   Micros ttft() const { return stats.first_token - stats.arrival; }
   // Mean time of an output token after the first; NaN when there is only one.
   Micros tpot() const {
-    return stats.output_tokens > 1 ? (stats.finished - stats.first_token) / (stats.output_tokens - 1) : NAN;
+    return stats.output_tokens > 1
+               ? (stats.finished - stats.first_token) / (stats.output_tokens - 1)
+               : NAN;
   }
 };
 
@@ -45,8 +47,8 @@ struct DecisionRow {
   std::array<double, kNumActionKinds> costs;
   int drop_blocks = 0, demote_segments = 0, give_up_groups = 0, preempted = 0;
   int blocks_won = 0;
-  int reused_tokens = 0;     // dropped by it and asked for again
-  Micros first_reuse = -1;   // -1: never
+  int reused_tokens = 0;    // dropped by it and asked for again
+  Micros first_reuse = -1;  // -1: never
   std::string note;
 };
 DecisionRow make_decision_row(const DecisionRecord& record);

@@ -30,7 +30,8 @@ class Buckets {
 class GaugeMeans {
  public:
   GaugeMeans(const Buckets& buckets, size_t gauges)
-      : buckets_(buckets), sums_(gauges, std::vector<double>(static_cast<size_t>(buckets.count()), 0.0)),
+      : buckets_(buckets),
+        sums_(gauges, std::vector<double>(static_cast<size_t>(buckets.count()), 0.0)),
         time_(static_cast<size_t>(buckets.count()), 0.0) {}
 
   void hold(const std::vector<double>& values, Micros from, Micros to) {
@@ -56,8 +57,9 @@ class GaugeMeans {
   std::vector<double> time_;
 };
 
-const std::vector<std::string> kGaugeNames = {"kv_used",  "kv_cached", "kv_free",   "experts",  "banks",
-                                              "host_kv",  "running",   "waiting",   "groups_out", "preemptions"};
+const std::vector<std::string> kGaugeNames = {"kv_used",    "kv_cached",  "kv_free", "experts",
+                                              "banks",      "host_kv",    "running", "waiting",
+                                              "groups_out", "preemptions"};
 
 std::vector<double> gauges(const MemoryFacts& memory, const StepStats& step) {
   const SchedulerStats& now = step.scheduler;
@@ -83,7 +85,8 @@ void add_gauges(const RunRecord& run, const Buckets& buckets, RunSeries& out) {
     const Micros to = i + 1 < run.steps.size() ? run.steps[i + 1].end : run.duration;
     means.hold(gauges(run.memory, run.steps[i]), from, to);
   }
-  for (size_t g = 0; g < kGaugeNames.size(); ++g) out.lines.push_back({kGaugeNames[g], means.line(g)});
+  for (size_t g = 0; g < kGaugeNames.size(); ++g)
+    out.lines.push_back({kGaugeNames[g], means.line(g)});
 }
 
 // Sums over each bucket, a second.
@@ -91,7 +94,8 @@ void add_rate(const RunRecord& run, const Buckets& buckets, const char* name,
               const std::function<double(const StepStats&)>& value, RunSeries& out) {
   Line line{name, std::vector<double>(static_cast<size_t>(buckets.count()), 0.0)};
   for (const StepStats& step : run.steps) {
-    line.values[static_cast<size_t>(buckets.index(step.end))] += value(step) / (buckets.width() / kSecond);
+    line.values[static_cast<size_t>(buckets.index(step.end))] +=
+        value(step) / (buckets.width() / kSecond);
   }
   out.lines.push_back(std::move(line));
 }
@@ -105,7 +109,8 @@ void add_turn_lines(const RunRecord& run, const Buckets& buckets, RunSeries& out
   std::vector<Bucket> held(static_cast<size_t>(buckets.count()));
   for (const TurnRecord& turn : run.turns) {
     if (!turn.answered()) continue;
-    held[static_cast<size_t>(buckets.index(turn.stats.arrival))].ttft.push_back(turn.ttft() / kSecond);
+    held[static_cast<size_t>(buckets.index(turn.stats.arrival))].ttft.push_back(turn.ttft() /
+                                                                                kSecond);
     Bucket& scheduled = held[static_cast<size_t>(buckets.index(turn.stats.first_scheduled))];
     scheduled.prompt += turn.stats.prompt_tokens;
     scheduled.cached += turn.stats.cached_tokens + turn.stats.host_cached_tokens;
@@ -222,14 +227,20 @@ RunSeries make_series(const RunRecord& run, const SeriesOptions& options) {
   for (int b = 0; b < buckets.count(); ++b) out.time_s.push_back(buckets.centre_s(b));
   add_gauges(run, buckets, out);
   add_turn_lines(run, buckets, out);
-  add_rate(run, buckets, "staged_rate",
-           [](const StepStats& s) { return static_cast<double>(s.staging.staged_bytes); }, out);
-  add_rate(run, buckets, "activated_rate",
-           [](const StepStats& s) { return static_cast<double>(s.staging.activated_bytes); }, out);
-  add_rate(run, buckets, "kv_copy_rate",
-           [](const StepStats& s) { return static_cast<double>(s.demoted_bytes + s.promoted_bytes); }, out);
-  add_rate(run, buckets, "decode_rate", [](const StepStats& s) { return s.decode_tokens; }, out);
-  add_rate(run, buckets, "prefill_rate", [](const StepStats& s) { return s.prefill_tokens; }, out);
+  add_rate(
+      run, buckets, "staged_rate",
+      [](const StepStats& s) { return static_cast<double>(s.staging.staged_bytes); }, out);
+  add_rate(
+      run, buckets, "activated_rate",
+      [](const StepStats& s) { return static_cast<double>(s.staging.activated_bytes); }, out);
+  add_rate(
+      run, buckets, "kv_copy_rate",
+      [](const StepStats& s) { return static_cast<double>(s.demoted_bytes + s.promoted_bytes); },
+      out);
+  add_rate(
+      run, buckets, "decode_rate", [](const StepStats& s) { return s.decode_tokens; }, out);
+  add_rate(
+      run, buckets, "prefill_rate", [](const StepStats& s) { return s.prefill_tokens; }, out);
   add_ttft(run, options.max_points, out);
   add_by_turn(run, out);
   add_experts(run, out);

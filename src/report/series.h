@@ -1,4 +1,5 @@
-// A run's record brought down to what a page can draw: a few hundred points a line, whatever its length.
+// A run's record brought down to what a page can draw: a few hundred points a line, whatever its
+// length.
 #pragma once
 
 #include <string>
@@ -38,8 +39,8 @@ struct ActionPrices {
 };
 
 struct RunSeries {
-  std::vector<double> time_s;  // bucket centres
-  std::vector<Line> lines;     // gauges are means over each bucket's time, rates are a second
+  std::vector<double> time_s;   // bucket centres
+  std::vector<Line> lines;      // gauges are means over each bucket's time, rates are a second
   std::vector<TurnPoint> ttft;  // of single turns, thinned evenly
   std::vector<double> ttft_quantiles_s;  // at 0, 2, ..., 100%
   std::vector<TurnBin> bins;             // ten by turn
