@@ -5,14 +5,15 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "exec/cpu_executor.h"
 #include "model/gpu_presets.h"
 #include "sim/sim_executor.h"
 
 namespace vamp {
 namespace {
 
-constexpr size_t kPlenty = size_t{1}
-                           << 50;  // a budget that any model fits, to learn its fixed parts
+// A budget that any model fits, to learn its fixed parts.
+constexpr size_t kPlenty = size_t{1} << 42;
 
 MachineProfile simulated_machine(const MachineSetup& setup) {
   if (!setup.profile.empty()) return machine_profile(setup.profile);
@@ -29,6 +30,18 @@ size_t simulated_budget(const MachineSetup& setup, const GpuPreset& gpu) {
   return static_cast<size_t>(static_cast<double>(gpu.memory_bytes) * share);
 }
 
+// The budget that leaves the KV pool just what was asked for, when every expert is resident.
+size_t budget_for_pool(const MachineSetup& setup, const MemoryLayout& ample) {
+  const size_t pool = setup.kv_cache_tokens > 0
+                          ? static_cast<size_t>(setup.kv_cache_tokens) * ample.kv_bytes_per_token
+                          : setup.kv_cache_memory;
+  return ample.dense_weight_bytes + ample.reserve_bytes + ample.expert_bytes() + pool;
+}
+
+bool sized_by_pool(const MachineSetup& setup) {
+  return setup.kv_cache_memory > 0 || setup.kv_cache_tokens > 0;
+}
+
 Machine make_simulated(const MachineSetup& setup, const ModelConfig& model,
                        const PolicyTraits& traits) {
   const GpuPreset& gpu = gpu_preset(setup.gpu);
@@ -39,11 +52,9 @@ Machine make_simulated(const MachineSetup& setup, const ModelConfig& model,
   options.max_offload_percent = setup.max_offload_percent;
   options.round_to_increment = traits.whole_region_staging;  // as the paper does
   options.device_bytes = simulated_budget(setup, gpu);
-  if (setup.kv_cache_memory > 0) {
+  if (sized_by_pool(setup)) {
     options.device_bytes = kPlenty;
-    const MemoryLayout probe = make_memory_layout(model, options);
-    options.device_bytes = probe.dense_weight_bytes + probe.reserve_bytes + probe.expert_bytes() +
-                           setup.kv_cache_memory;
+    options.device_bytes = budget_for_pool(setup, make_memory_layout(model, options));
   }
   Machine machine;
   machine.own_layout = std::make_unique<MemoryLayout>(make_memory_layout(model, options));
@@ -52,9 +63,43 @@ Machine make_simulated(const MachineSetup& setup, const ModelConfig& model,
   machine.executor = std::make_unique<SimExecutor>(
       model, *machine.layout, SimConfig{simulated_machine(setup), {}}, *machine.clock);
   if (traits.host_tier) {
-    machine.scheduler.host_blocks =
-        static_cast<int>(setup.kv_offloading / machine.layout->block_bytes);
+    const size_t blocks = setup.kv_offloading / machine.layout->block_bytes;
+    machine.scheduler.host_blocks = static_cast<int>(blocks);
   }
+  return machine;
+}
+
+ComputeDType compute_dtype(const std::string& name) {
+  if (name == "auto") return ComputeDType::kAuto;
+  if (name == "bfloat16") return ComputeDType::kBf16;
+  if (name == "float32") return ComputeDType::kF32;
+  throw Error("--dtype {}: use auto, bfloat16 or float32", name);
+}
+
+Machine make_cpu(const MachineSetup& setup, const ModelConfig& model, const PolicyTraits& traits) {
+  ExecutorConfig config;
+  config.model = setup.model;
+  config.load_format = setup.dummy_weights ? LoadFormat::kDummy : LoadFormat::kSafetensors;
+  config.dtype = compute_dtype(setup.dtype);
+  config.threads = setup.threads;
+  config.block_size = setup.block_tokens;
+  config.max_offload_ratio = setup.max_offload_percent;
+  config.round_to_increment = traits.whole_region_staging;
+  config.kv_offloading_size = traits.host_tier ? setup.kv_offloading : 0;
+  config.max_num_batched_tokens = setup.scheduler.max_num_batched_tokens;
+  config.max_num_seqs = setup.scheduler.max_num_seqs;
+  if (setup.device_memory > 0) config.device_memory = setup.device_memory;
+  if (sized_by_pool(setup)) {
+    config.device_memory = kPlenty;
+    const MemoryLayout ample = plan_memory(config, model, *make_ops(config));
+    config.device_memory = budget_for_pool(setup, ample);
+  }
+  Machine machine;
+  machine.clock = std::make_unique<RealClock>();
+  auto executor = std::make_unique<CpuExecutor>(config, *machine.clock);
+  machine.layout = &executor->layout();
+  machine.scheduler.host_blocks = executor->host_blocks();
+  machine.executor = std::move(executor);
   return machine;
 }
 
@@ -62,7 +107,8 @@ Machine make_simulated(const MachineSetup& setup, const ModelConfig& model,
 
 Machine make_machine(const MachineSetup& setup, const ModelConfig& model,
                      const PolicyTraits& traits) {
-  Machine machine = make_simulated(setup, model, traits);
+  Machine machine = setup.executor == "sim" ? make_simulated(setup, model, traits)
+                                            : make_cpu(setup, model, traits);
   const int host_blocks = machine.scheduler.host_blocks;
   machine.scheduler = setup.scheduler;
   machine.scheduler.host_blocks = host_blocks;

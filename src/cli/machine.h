@@ -14,14 +14,15 @@
 namespace vamp {
 
 struct MachineSetup {
-  std::string model;  // Hugging Face folder (sim: or a config.json)
-  std::string executor = "cpu";
-  std::string gpu;      // sim: preset of the GPU's memory
+  std::string model;             // Hugging Face folder (sim: or a config.json)
+  std::string executor = "cpu";  // or "sim"
+  std::string gpu;               // sim: preset of the GPU's memory
   std::string profile;  // sim: speeds; empty: the profile whose name the preset's begins with
   double gpu_memory_utilization = 0;  // sim: 0: the preset's
   int tensor_parallel = 1;            // sim
   size_t device_memory = 0;    // budget for everything; 0: the preset's, or for the CPU 2 GiB
   size_t kv_cache_memory = 0;  // instead: KV pool with all experts resident
+  int kv_cache_tokens = 0;     // or this, in tokens
   size_t kv_offloading = 0;    // host tier
   double max_offload_percent = 15;
   int block_tokens = 16;

@@ -133,6 +133,7 @@ void add_engine_options(CLI::App& command, ReplayFlags& flags) {
                      "budget for weights and KV, like 2GiB");
   command.add_option("--kv-cache-memory-bytes", flags.kv_cache_memory,
                      "instead: the KV pool with every expert resident");
+  command.add_option("--kv-cache-tokens", machine.kv_cache_tokens, "the same in tokens");
   command.add_option("--kv-offloading-size", flags.kv_offloading,
                      "host tier of the KV cache, in GiB or like 512MiB (default none)");
   command.add_option("--max-offload-ratio", machine.max_offload_percent,

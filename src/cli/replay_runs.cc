@@ -4,7 +4,7 @@
 
 #include <chrono>
 #include <filesystem>
-#include <map>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <ostream>
 
@@ -12,6 +12,7 @@
 #include "cli/interrupt.h"
 #include "report/page.h"
 #include "report/table.h"
+#include "text/tokenizer.h"
 
 namespace vamp {
 namespace {
@@ -178,12 +179,20 @@ ReportRecord make_report(const ReplaySetup& setup, const Trace& trace) {
   return report;
 }
 
-void add_answer_notes(const std::vector<ReplayResult>& results, ReportRecord& report) {
+void add_answer_notes(const std::vector<ReplayResult>& results, const Tokenizer* tokenizer,
+                      ReportRecord& report) {
   const AnswerComparison answers = compare_answers(results);
   if (answers.compared > 0) {
     report.notes.push_back(fmt::format(
         "{} of {} answers that all runs gave are identical, token for token{}{}", answers.identical,
         answers.compared, answers.first_difference.empty() ? "" : "; ", answers.first_difference));
+  }
+  if (tokenizer == nullptr) return;
+  for (const auto& session : results.front().answers) {
+    if (session.empty() || session.front().empty()) continue;
+    report.notes.push_back(fmt::format("a sample answer: {}",
+                                       nlohmann::json(tokenizer->decode(session.front())).dump()));
+    return;
   }
 }
 
@@ -195,7 +204,12 @@ bool run_replay(const ReplaySetup& setup, std::ostream& out, std::ostream& err) 
   const ModelConfig model = load_model_config(setup.machine.model);
   const Trace trace =
       load_trace(setup, kv_bytes_per_token(model, setup.machine.tensor_parallel, model.dtype));
+  std::optional<Tokenizer> tokenizer;
   PromptBuilder::Encode encode;
+  if (trace.block_tokens == 0) {
+    tokenizer.emplace(Tokenizer::load(setup.machine.model));
+    encode = [&tokenizer](std::string_view text) { return tokenizer->encode(text, false); };
+  }
   PromptOptions prompt_options = setup.prompts;
   prompt_options.vocab_size = model.vocab_size;
   const PromptBuilder prompts(trace, prompt_options, encode);
@@ -209,7 +223,7 @@ bool run_replay(const ReplaySetup& setup, std::ostream& out, std::ostream& err) 
     results.back().record.policy = policy;
     if (results.back().interrupted) break;
   }
-  add_answer_notes(results, report);
+  add_answer_notes(results, setup.show_answer && tokenizer ? &*tokenizer : nullptr, report);
   const std::string page = write_report(setup.output, report);
   out << results_table(report) << "page: " << page << "\n";
   return !results.back().interrupted;

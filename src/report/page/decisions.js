@@ -4,7 +4,7 @@ const actions = { drop: 0, demote: 1, 'give-up-experts': 2, 'give-up-and-drop': 
 const actionColor = (name) => `var(--a${actions[name] ?? 6})`;
 
 function decisions() {
-  section('Decisions', 'Each time too few KV blocks were free: what was done, and the prices (microseconds of future work) that decided.');
+  section('Decisions', 'Each time too few KV blocks were free: what was done, and the prices (future work) that decided. Waiting is counted in the table only: it is decided anew each step.');
   const node = grid();
   for (const run of runs) {
     const v = run.series;
@@ -13,7 +13,7 @@ function decisions() {
       if (!run.shown) return;
       const width = Math.max(1, ((box.clientWidth - 60) / v.decision_time_s.length) * (run.duration_s / longest) - 1);
       drawChart(box, { height: 170, stacked: true, empty: 'no decision was needed', x: { ...timeAxis([0, longest]), label: '' }, y: { format: n },
-        series: v.prices.filter((a) => a.chosen).map((a) => ({ name: a.action, color: actionColor(a.action), x: v.decision_time_s, y: a.over_time, kind: 'bars', width })) });
+        series: v.prices.filter((a) => a.chosen && a.action !== 'wait').map((a) => ({ name: a.action, color: actionColor(a.action), x: v.decision_time_s, y: a.over_time, kind: 'bars', width })) });
       if (!v.prices.length) return;
       const rows = v.prices.map((a) => html('tr', {},
         html('td', {}, html('i', { class: 'dot', style: `background:${actionColor(a.action)};margin-right:7px` }), a.action),
