@@ -18,6 +18,10 @@ deps:
 release: deps
 	@scripts/build.sh release
 
+demo: deps
+	@scripts/build.sh release vamp
+	@scripts/demo.sh
+
 test: test-fuzz test-tsan test-asan test-release
 
 test-release: release

@@ -179,20 +179,23 @@ ReportRecord make_report(const ReplaySetup& setup, const Trace& trace) {
   return report;
 }
 
-void add_answer_notes(const std::vector<ReplayResult>& results, const Tokenizer* tokenizer,
-                      ReportRecord& report) {
-  const AnswerComparison answers = compare_answers(results);
-  if (answers.compared > 0) {
-    report.notes.push_back(fmt::format(
-        "{} of {} answers that all runs gave are identical, token for token{}{}", answers.identical,
-        answers.compared, answers.first_difference.empty() ? "" : "; ", answers.first_difference));
-  }
-  if (tokenizer == nullptr) return;
-  for (const auto& session : results.front().answers) {
-    if (session.empty() || session.front().empty()) continue;
-    report.notes.push_back(fmt::format("a sample answer: {}",
-                                       nlohmann::json(tokenizer->decode(session.front())).dump()));
-    return;
+void compare_runs(const std::vector<ReplayResult>& results, ReportRecord& report) {
+  report.answers = compare_answers(results);
+  const AnswerComparison& answers = report.answers;
+  if (answers.compared == 0) return;
+  report.notes.push_back(fmt::format(
+      "{} of {} answers that all runs gave are identical, token for token{}{}", answers.identical,
+      answers.compared, answers.first_difference.empty() ? "" : "; ", answers.first_difference));
+}
+
+// The first sessions' first answers.
+void add_samples(const ReplayResult& result, const Tokenizer& tokenizer, ReportRecord& report) {
+  constexpr size_t kSamples = 3;
+  for (size_t s = 0; s < std::min(kSamples, result.answers.size()); ++s) {
+    const std::vector<TokenId>& answer = result.answers[s].front();
+    if (answer.empty()) continue;
+    const nlohmann::json text = tokenizer.decode(answer);
+    report.notes.push_back(fmt::format("session {} was answered: {}", s + 1, text.dump()));
   }
 }
 
@@ -223,7 +226,8 @@ bool run_replay(const ReplaySetup& setup, std::ostream& out, std::ostream& err) 
     results.back().record.policy = policy;
     if (results.back().interrupted) break;
   }
-  add_answer_notes(results, setup.show_answer && tokenizer ? &*tokenizer : nullptr, report);
+  compare_runs(results, report);
+  if (setup.show_answer && tokenizer) add_samples(results.back(), *tokenizer, report);
   const std::string page = write_report(setup.output, report);
   out << results_table(report) << "page: " << page << "\n";
   return !results.back().interrupted;

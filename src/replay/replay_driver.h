@@ -109,12 +109,7 @@ class ReplayDriver final : public EngineListener {
   ReplayResult result_;
 };
 
-// How many answers of all runs agree, token for token.
-struct AnswerComparison {
-  int compared = 0;  // turns answered in every run
-  int identical = 0;
-  std::string first_difference;  // where, or empty
-};
+// By turn, over the turns that every run answered.
 AnswerComparison compare_answers(const std::vector<ReplayResult>& runs);
 
 }  // namespace vamp

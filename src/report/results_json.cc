@@ -178,6 +178,10 @@ Json report_json(const ReportRecord& report) {
   return {{"title", report.title},
           {"settings", pairs_json(report.settings)},
           {"notes", report.notes},
+          {"answers",
+           {{"compared", report.answers.compared},
+            {"identical", report.answers.identical},
+            {"first_difference", report.answers.first_difference}}},
           {"runs", Json::array()}};
 }
 

@@ -83,12 +83,20 @@ struct RunRecord {
   std::vector<DecisionRow> decisions;
 };
 
+// How many answers of all runs agree, token for token.
+struct AnswerComparison {
+  int compared = 0;   // turns answered in every run
+  int identical = 0;
+  std::string first_difference;  // where, or empty
+};
+
 // A whole report: runs of the same workload.
 struct ReportRecord {
   std::string title;  // model and trace
   std::vector<std::pair<std::string, std::string>> settings;
   std::vector<RunRecord> runs;
-  std::vector<std::string> notes;  // e.g. how many answers were compared and identical
+  AnswerComparison answers;
+  std::vector<std::string> notes;
 };
 
 }  // namespace vamp
