@@ -6,14 +6,15 @@
 
 namespace vamp {
 
+int movable_groups(const MemoryLayout& layout, int moe_layer) {
+  if (moe_layer == 0 && layout.first_moe_layer_resident) return 0;
+  return std::min(layout.max_groups_out_per_layer, layout.groups_per_layer);
+}
+
 ExpertStore::ExpertStore(const MemoryLayout& layout, VirtualMemory& memory)
     : layout_(layout), memory_(memory), layers_(static_cast<size_t>(layout.moe_layers)) {
-  for (int m = 0; m < layout.moe_layers; ++m) {
-    const bool keeps_all = m == 0 && layout.first_moe_layer_resident;
-    const int movable =
-        keeps_all ? 0 : std::min(layout.max_groups_out_per_layer, layout.groups_per_layer);
-    layers_[m].tail.resize(static_cast<size_t>(movable));
-  }
+  for (int m = 0; m < layout.moe_layers; ++m)
+    layers_[m].tail.resize(static_cast<size_t>(vamp::movable_groups(layout, m)));
   const auto groups = static_cast<size_t>(layout.groups_per_layer);
   try {
     for (Layer& layer : layers_) {

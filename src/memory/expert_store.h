@@ -8,6 +8,9 @@
 
 namespace vamp {
 
+// Groups at the layer's end that may ever be given up, in any order.
+int movable_groups(const MemoryLayout& layout, int moe_layer);
+
 // Expert shards of all MoE layers. Per layer two virtual ranges, gate+up [E, 2I/tp, H] and down
 // [E, H, I/tp], each contiguous and at an address that never changes, so a kernel that indexes rows
 // as expert * N + n needs no pointer table and a captured graph stays valid at every boundary.

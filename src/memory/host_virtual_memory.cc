@@ -138,8 +138,8 @@ void HostVirtualMemory::set_access(std::byte* address, size_t bytes) {
   }
 }
 
-void HostVirtualMemory::zero(std::byte* address, size_t bytes) {
-  std::memset(address, 0, bytes);
+void HostVirtualMemory::zero_ranges(std::span<const MemoryRange> ranges) {
+  for (const MemoryRange& range : ranges) std::memset(range.address, 0, range.bytes);
 }
 
 }  // namespace vamp

@@ -39,7 +39,7 @@ class HostVirtualMemory final : public VirtualMemory {
   void map(std::byte* address, size_t bytes, Handle handle) override;
   void unmap(std::byte* address, size_t bytes) override;
   void set_access(std::byte* address, size_t bytes) override;
-  void zero(std::byte* address, size_t bytes) override;
+  void zero_ranges(std::span<const MemoryRange> ranges) override;
 
   size_t created_bytes() const { return created_; }
   // Where the handle lies in the memfd, as /proc/self/maps shows it.

@@ -13,6 +13,7 @@ namespace {
 template <size_t kPage>
 class HostBackend {
  public:
+  static std::optional<std::string> unavailable() { return std::nullopt; }
   VirtualMemory& memory() { return memory_; }
   void write(std::byte* to, const std::vector<std::byte>& bytes) {
     std::memcpy(to, bytes.data(), bytes.size());

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 namespace vamp {
 
@@ -12,6 +13,11 @@ struct Handle {
   uint64_t value = 0;
   bool operator==(const Handle&) const = default;
   auto operator<=>(const Handle&) const = default;
+};
+
+struct MemoryRange {
+  std::byte* address = nullptr;
+  size_t bytes = 0;
 };
 
 // Address space and physical memory of one device, after the CUDA driver's VMM calls, which the
@@ -30,7 +36,9 @@ struct Handle {
 //   unmap       turns a run of whole neighbouring mappings back into holes.
 //   release     gives back a reserved range, whole, when nothing is mapped in it.
 //   destroy     gives back a handle's memory, when it is mapped nowhere.
-//   zero        writes zeros through accessible mappings; done when it returns.
+//   zero        writes zeros through accessible mappings, several ranges at once; done when it
+//   returns. If
+//               it throws, the ranges' bytes are undefined.
 //
 // A call either does all that it says or throws Error and has changed nothing, so whoever calls
 // several can go back by their inverses. The memory's owner must see to it that nothing still uses
@@ -54,7 +62,11 @@ class VirtualMemory {
   virtual void unmap(std::byte* address, size_t bytes) = 0;
   virtual void set_access(std::byte* address, size_t bytes) = 0;
 
-  virtual void zero(std::byte* address, size_t bytes) = 0;
+  virtual void zero_ranges(std::span<const MemoryRange> ranges) = 0;
+  void zero(std::byte* address, size_t bytes) {
+    const MemoryRange range{address, bytes};
+    zero_ranges({&range, 1});
+  }
 };
 
 }  // namespace vamp

@@ -111,9 +111,10 @@ void ShadowVirtualMemory::set_access(std::byte* address, size_t bytes) {
   for (; it != table_.end() && it->first < address + bytes; ++it) it->second.accessible = true;
 }
 
-void ShadowVirtualMemory::zero(std::byte* address, size_t bytes) {
-  VAMP_CHECK(accessible(address, bytes), "zero where there is no access");
-  inner_.zero(address, bytes);
+void ShadowVirtualMemory::zero_ranges(std::span<const MemoryRange> ranges) {
+  for (const MemoryRange& range : ranges)
+    VAMP_CHECK(accessible(range.address, range.bytes), "zero where there is no access");
+  inner_.zero_ranges(ranges);
 }
 
 std::optional<ShadowVirtualMemory::Mapping> ShadowVirtualMemory::at(
@@ -136,6 +137,14 @@ bool ShadowVirtualMemory::accessible(const std::byte* address, size_t bytes) con
     if (reached <= address) return false;
   }
   return true;
+}
+
+std::vector<const std::byte*> ShadowVirtualMemory::holes() const {
+  std::vector<const std::byte*> holes;
+  for (const auto& [begin, range] : reservations_)
+    for (const std::byte* page = begin; page < begin + range.bytes; page += granularity())
+      if (!at(page)) holes.push_back(page);
+  return holes;
 }
 
 uint64_t ShadowVirtualMemory::hash() const {
@@ -188,9 +197,9 @@ void FailingVirtualMemory::set_access(std::byte* address, size_t bytes) {
   inner_.set_access(address, bytes);
 }
 
-void FailingVirtualMemory::zero(std::byte* address, size_t bytes) {
+void FailingVirtualMemory::zero_ranges(std::span<const MemoryRange> ranges) {
   count("zero");
-  inner_.zero(address, bytes);
+  inner_.zero_ranges(ranges);
 }
 
 }  // namespace vamp

@@ -4,6 +4,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "memory/virtual_memory.h"
 
@@ -32,7 +33,7 @@ class ShadowVirtualMemory final : public VirtualMemory {
   void map(std::byte* address, size_t bytes, Handle handle) override;
   void unmap(std::byte* address, size_t bytes) override;
   void set_access(std::byte* address, size_t bytes) override;
-  void zero(std::byte* address, size_t bytes) override;
+  void zero_ranges(std::span<const MemoryRange> ranges) override;
 
   const Table& table() const { return table_; }
   size_t handles() const { return handles_.size(); }
@@ -40,6 +41,8 @@ class ShadowVirtualMemory final : public VirtualMemory {
   std::optional<Mapping> at(const std::byte* address) const;
   // Whether every byte of the run is mapped and accessible.
   bool accessible(const std::byte* address, size_t bytes) const;
+  // The first address of every page that is reserved and not mapped.
+  std::vector<const std::byte*> holes() const;
   // A hash of all mappings, ranges and handles numbered as they were made: equal on ranks that came
   // to the same state by the same calls.
   uint64_t hash() const;
@@ -91,7 +94,7 @@ class FailingVirtualMemory final : public VirtualMemory {
   void map(std::byte* address, size_t bytes, Handle handle) override;
   void unmap(std::byte* address, size_t bytes) override;
   void set_access(std::byte* address, size_t bytes) override;
-  void zero(std::byte* address, size_t bytes) override;
+  void zero_ranges(std::span<const MemoryRange> ranges) override;
 
  private:
   void count(const char* call);

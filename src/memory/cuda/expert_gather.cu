@@ -1,0 +1,126 @@
+#include "memory/cuda/expert_gather.h"
+
+namespace vamp {
+namespace {
+
+constexpr int kMaxExperts = 2048;
+
+struct GatherArguments {
+  const std::byte* from;  // the pinned copy of expert `first_pinned`
+  std::byte* to;          // expert 0 on the device
+  int first_pinned;
+  int experts;
+  uint32_t shard_bytes;
+  const int32_t* first_given_up;  // of this layer
+  const int32_t* tokens_per_expert;
+  unsigned long long* staged_bytes;
+  uint32_t stage_bytes;
+  int stages;
+};
+
+// Every block makes the same list of chosen experts, in order, and takes every gridDim-th piece.
+__global__ __launch_bounds__(kBulkCopyThreads) void gather_kernel(GatherArguments a) {
+  extern __shared__ __align__(128) std::byte ring[];
+  __shared__ uint16_t chosen[kMaxExperts];
+  const int lane = static_cast<int>(threadIdx.x);
+  int count = 0;
+  for (int base = *a.first_given_up; base < a.experts; base += 32) {
+    const int expert = base + lane;
+    const bool is_chosen = expert < a.experts && a.tokens_per_expert[expert] > 0;
+    const unsigned mask = __ballot_sync(0xffffffffu, is_chosen);
+    if (is_chosen)
+      chosen[count + __popc(mask & ((1u << lane) - 1))] = static_cast<uint16_t>(expert);
+    count += __popc(mask);
+  }
+  __syncwarp();
+  if (lane != 0) return;
+  const uint32_t pieces = (a.shard_bytes + a.stage_bytes - 1) / a.stage_bytes;  // of an expert
+  const auto piece_at = [&](uint32_t i) {
+    const size_t expert = chosen[i / pieces];
+    const uint32_t offset = i % pieces * a.stage_bytes;
+    return BulkPiece{a.from + (expert - a.first_pinned) * a.shard_bytes + offset,
+                     a.to + expert * a.shard_bytes + offset,
+                     min(a.stage_bytes, a.shard_bytes - offset)};
+  };
+  bulk_copy(piece_at, pieces * static_cast<uint32_t>(count), ring, a.stage_bytes, a.stages);
+  if (blockIdx.x == 0)
+    atomicAdd(a.staged_bytes, static_cast<unsigned long long>(count) * a.shard_bytes);
+}
+
+}  // namespace
+
+ExpertGather::ExpertGather(const HbmPartition& partition, const PinnedExperts& source,
+                           BulkCopyShape shape)
+    : partition_(partition),
+      source_(source),
+      shape_(shape),
+      first_given_up_(static_cast<size_t>(partition.layout().moe_layers)),
+      staged_bytes_(1),
+      first_given_up_host_(static_cast<size_t>(partition.layout().moe_layers) * sizeof(int32_t)) {
+  const MemoryLayout& layout = partition.layout();
+  VAMP_CHECK(layout.experts <= kMaxExperts, "{} experts, the gather kernel takes {}",
+             layout.experts, kMaxExperts);
+  VAMP_CHECK(layout.gate_up_shard_bytes % 16 == 0 && layout.down_shard_bytes % 16 == 0,
+             "expert shards of {} and {} bytes are no multiples of 16", layout.gate_up_shard_bytes,
+             layout.down_shard_bytes);
+  check_bulk_copy_shape(shape);
+  check_cuda(cudaFuncSetAttribute(gather_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                  static_cast<int>(shape.shared_bytes())),
+             "taking shared memory for the expert gather");
+  check_cuda(cudaMemset(staged_bytes_.get(), 0, sizeof(unsigned long long)), "clearing a counter");
+  update(nullptr);
+  check_cuda(cudaStreamSynchronize(nullptr), "telling the device the boundary");
+}
+
+void ExpertGather::update(cudaStream_t stream) {
+  auto* first = reinterpret_cast<int32_t*>(first_given_up_host_.data());
+  const int layers = partition_.layout().moe_layers;
+  for (int m = 0; m < layers; ++m) first[m] = partition_.experts().first_given_up_expert(m);
+  check_cuda(
+      cudaMemcpyAsync(first_given_up_.get(), first, static_cast<size_t>(layers) * sizeof(int32_t),
+                      cudaMemcpyHostToDevice, stream),
+      "telling the device the boundary");
+}
+
+void ExpertGather::gather(Matrix matrix, int moe_layer, const int32_t* tokens_per_expert,
+                          cudaStream_t stream) {
+  const MemoryLayout& layout = partition_.layout();
+  const ExpertStore& experts = partition_.experts();
+  const int first = source_.first_pinned(moe_layer);
+  if (first == layout.experts) return;  // nothing of this layer is ever given up
+  const bool gate_up = matrix == Matrix::kGateUp;
+  const GatherArguments arguments{
+      gate_up ? source_.gate_up(moe_layer, first) : source_.down(moe_layer, first),
+      gate_up ? experts.gate_up(moe_layer) : experts.down(moe_layer),
+      first,
+      layout.experts,
+      static_cast<uint32_t>(gate_up ? layout.gate_up_shard_bytes : layout.down_shard_bytes),
+      first_given_up_.get() + moe_layer,
+      tokens_per_expert,
+      staged_bytes_.get(),
+      shape_.stage_bytes,
+      shape_.stages};
+  launch_bulk_copy(gather_kernel, shape_, arguments, stream);
+}
+
+void ExpertGather::gather_gate_up(int moe_layer, const int32_t* tokens_per_expert,
+                                  cudaStream_t stream) {
+  gather(Matrix::kGateUp, moe_layer, tokens_per_expert, stream);
+}
+
+void ExpertGather::gather_down(int moe_layer, const int32_t* tokens_per_expert,
+                               cudaStream_t stream) {
+  gather(Matrix::kDown, moe_layer, tokens_per_expert, stream);
+}
+
+size_t ExpertGather::take_staged_bytes(cudaStream_t stream) {
+  unsigned long long bytes = 0;
+  check_cuda(
+      cudaMemcpyAsync(&bytes, staged_bytes_.get(), sizeof(bytes), cudaMemcpyDeviceToHost, stream),
+      "reading the staged bytes");
+  check_cuda(cudaMemsetAsync(staged_bytes_.get(), 0, sizeof(bytes), stream), "clearing a counter");
+  check_cuda(cudaStreamSynchronize(stream), "reading the staged bytes");
+  return bytes;
+}
+
+}  // namespace vamp

@@ -1,0 +1,53 @@
+// Brings the given-up experts that tokens chose back, inside a captured graph.
+#pragma once
+
+#include <vector>
+
+#include "memory/cuda/bulk_copy.h"
+#include "memory/cuda/cuda_handles.h"
+#include "memory/cuda/pinned_experts.h"
+#include "memory/hbm_partition.h"
+
+namespace vamp {
+
+// A kernel that reads pinned host memory and writes the experts' own addresses, behind which the
+// bank of the layer's parity lies. Which experts are given up and which were chosen it reads from
+// device memory, so nothing of the boundary or the batch is baked into a graph that holds it. Two
+// blocks fill the link and leave the other multiprocessors to the GEMMs beside it.
+//
+// In a graph: router of layer l → gather (on the same stream, or forked from it) → MoE of layer l.
+// The bank's last user, layer l - 2, lies before the router, so it needs no event. Separate
+// launches for gate+up and down let the first GEMM start early. No programmatic dependent launch
+// over it.
+//
+// One thread; one GPU.
+class ExpertGather {
+ public:
+  ExpertGather(const HbmPartition& partition, const PinnedExperts& source,
+               BulkCopyShape shape = {});
+
+  // Tells the device where the boundary is. After each move of it and before the next step, on that
+  // step's stream (not inside a graph).
+  void update(cudaStream_t stream);
+
+  // Copies the layer's given-up experts with tokens_per_expert[e] > 0 ([experts] int32, device
+  // memory).
+  void gather_gate_up(int moe_layer, const int32_t* tokens_per_expert, cudaStream_t stream);
+  void gather_down(int moe_layer, const int32_t* tokens_per_expert, cudaStream_t stream);
+
+  // Bytes copied since the last call; waits for `stream`.
+  size_t take_staged_bytes(cudaStream_t stream);
+
+ private:
+  enum class Matrix { kGateUp, kDown };
+  void gather(Matrix matrix, int moe_layer, const int32_t* tokens_per_expert, cudaStream_t stream);
+
+  const HbmPartition& partition_;
+  const PinnedExperts& source_;
+  BulkCopyShape shape_;
+  DeviceArray<int32_t> first_given_up_;  // by MoE layer
+  DeviceArray<unsigned long long> staged_bytes_;
+  PinnedBuffer first_given_up_host_;
+};
+
+}  // namespace vamp
