@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "exec/cpu_executor.h"
 #include "model/gpu_presets.h"
+#include "sim/closed_loop.h"
 #include "sim/sim_executor.h"
 
 namespace vamp {
@@ -16,11 +17,7 @@ namespace {
 constexpr size_t kPlenty = size_t{1} << 42;
 
 MachineProfile simulated_machine(const MachineSetup& setup) {
-  if (!setup.profile.empty()) return machine_profile(setup.profile);
-  for (const std::string& name : machine_profile_names()) {
-    if (setup.gpu.starts_with(name)) return machine_profile(name);
-  }
-  throw Error("no speeds are known for --gpu {}: name a similar machine with --machine", setup.gpu);
+  return machine_profile(setup.profile.empty() ? setup.gpu : setup.profile);
 }
 
 size_t simulated_budget(const MachineSetup& setup, const GpuPreset& gpu) {
@@ -60,8 +57,10 @@ Machine make_simulated(const MachineSetup& setup, const ModelConfig& model,
   machine.own_layout = std::make_unique<MemoryLayout>(make_memory_layout(model, options));
   machine.layout = machine.own_layout.get();
   machine.clock = std::make_unique<VirtualClock>();
-  machine.executor = std::make_unique<SimExecutor>(
-      model, *machine.layout, SimConfig{simulated_machine(setup), {}}, *machine.clock);
+  SimConfig sim;
+  sim.machine = simulated_machine(setup);
+  machine.policies = policy_config_for(model, *machine.layout, sim);
+  machine.executor = std::make_unique<SimExecutor>(model, *machine.layout, sim, *machine.clock);
   if (traits.host_tier) {
     const size_t blocks = setup.kv_offloading / machine.layout->block_bytes;
     machine.scheduler.host_blocks = static_cast<int>(blocks);
@@ -99,6 +98,9 @@ Machine make_cpu(const MachineSetup& setup, const ModelConfig& model, const Poli
   auto executor = std::make_unique<CpuExecutor>(config, *machine.clock);
   machine.layout = &executor->layout();
   machine.scheduler.host_blocks = executor->host_blocks();
+  SimConfig guess;
+  guess.machine = machine_profile("cpu");
+  machine.policies = policy_config_for(model, *machine.layout, guess);
   machine.executor = std::move(executor);
   return machine;
 }

@@ -14,10 +14,10 @@
 namespace vamp {
 
 struct MachineSetup {
-  std::string model;             // Hugging Face folder (sim: or a config.json)
-  std::string executor = "cpu";  // or "sim"
-  std::string gpu;               // sim: preset of the GPU's memory
-  std::string profile;  // sim: speeds; empty: the profile whose name the preset's begins with
+  std::string model;                  // Hugging Face folder (sim: or a config.json)
+  std::string executor = "cpu";       // or "sim"
+  std::string gpu;                    // sim: preset of the GPU's memory
+  std::string profile;                // sim: speeds of another machine; empty: the GPU's
   double gpu_memory_utilization = 0;  // sim: 0: the preset's
   int tensor_parallel = 1;            // sim
   size_t device_memory = 0;    // budget for everything; 0: the preset's, or for the CPU 2 GiB
@@ -40,6 +40,7 @@ struct Machine {
   std::unique_ptr<Executor> executor;
   const MemoryLayout* layout = nullptr;
   SchedulerConfig scheduler;  // as the policy wants it
+  PolicyConfig policies;      // first values; what is measured takes their place
   StagingMode staging = StagingMode::kAuto;
 };
 

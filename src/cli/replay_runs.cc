@@ -132,7 +132,7 @@ ReplayResult run_policy(const ReplaySetup& setup, const std::string& policy,
   ProgressLine line(err, policy);
   driver.on_progress = [&line](const ReplayProgress& progress) { line.update(progress); };
   driver.stop_requested = [&interrupt] { return interrupt.requested(); };
-  Engine engine(config, *machine.layout, make_policy(policy, {}, *machine.layout),
+  Engine engine(config, *machine.layout, make_policy(policy, machine.policies, *machine.layout),
                 *machine.executor, *machine.clock, driver);
   ReplayResult result = driver.run(engine, *machine.clock, *machine.layout);
   result.record.policy = policy;
