@@ -26,7 +26,8 @@ constexpr int kContext = 4096;
 constexpr int kBlockTokens = 16;
 
 double microseconds_since(std::chrono::steady_clock::time_point start) {
-  return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start).count();
+  return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start)
+      .count();
 }
 
 // Blocks in the base pool only: nothing here moves the boundary.
@@ -94,7 +95,8 @@ class Bench {
     for (int i = 0; i < length; ++i) {
       input.prompt.push_back(static_cast<TokenId>(random_.below(50000)));
     }
-    input.sampling.max_tokens = std::min(max_tokens, layout_.max_blocks() * kBlockTokens - kContext);
+    input.sampling.max_tokens =
+        std::min(max_tokens, layout_.max_blocks() * kBlockTokens - kContext);
     input.sampling.ignore_eos = true;
     input.arrival = now_;
     const auto refused = scheduler_.add(std::move(input), now_);
@@ -145,8 +147,8 @@ int main(int argc, char** argv) {
     // Growth eats the cached blocks: stop before they run out and somebody is preempted.
     const int most = cached * 9 / 10 * kBlockTokens / kRequests;
     medians.emplace_back(cached, bench.median_step(std::min(steps, most)));
-    std::printf("%d running requests of %d tokens, %d cached blocks, policy %s: %.1f us a step\n", kRequests,
-                kContext, cached, policy.c_str(), medians.back().second);
+    std::printf("%d running requests of %d tokens, %d cached blocks, policy %s: %.1f us a step\n",
+                kRequests, kContext, cached, policy.c_str(), medians.back().second);
   }
   std::printf("{\"step_us_median_256\":%.1f,\"step_us_by_cached_blocks\":{", medians[0].second);
   for (size_t i = 0; i < medians.size(); ++i) {

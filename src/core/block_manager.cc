@@ -2,6 +2,7 @@
 #include "core/block_manager.h"
 
 #include <algorithm>
+#include <limits>
 
 #include "base/error.h"
 
@@ -35,35 +36,44 @@ PrefixMatch BlockManager::match(std::span<const PrefixKey> keys, int max_blocks)
   return match;
 }
 
-void BlockManager::hold(std::span<const PrefixKey> keys, int device_blocks, BlockTable& table) {
+void BlockManager::hold(std::span<const PrefixKey> keys, const PrefixMatch& match,
+                        BlockTable& table) {
   VAMP_CHECK(table.empty(), "hold() into a table in use");
-  if (device_blocks == 0) return;
-  collect_chain(keys[device_blocks - 1], device_blocks);
-  for (int i = device_blocks; i-- > 0;) {
-    PrefixNode& node = index_.at(stack_[i]);
+  if (match.total() == 0) return;
+  collect_chain(keys[match.total() - 1], match.total());
+  for (int i = 0; i < match.host_blocks; ++i) host_.unlist(index_.at(stack_[i]).host);
+  for (int i = match.total(); i-- > match.host_blocks;) {
+    const PrefixNode& node = index_.at(stack_[i]);
     if (node.run != kNoId) order_.take_top(stack_[i]);
-    node.leaving = false;
+    set_leaving(stack_[i], false);
     add_reference(node.device);
     table.push_back(node.device);
   }
 }
 
-void BlockManager::promote(std::span<const PrefixKey> keys, int total, BlockTable& table,
-                           StepPlan& plan) {
-  const int count = total - static_cast<int>(table.size());
-  if (count == 0) return;
-  collect_chain(keys[total - 1], count);
-  for (int i = count; i-- > 0;) {
+void BlockManager::promote(std::span<const PrefixKey> keys, const PrefixMatch& match,
+                           BlockTable& table, StepPlan& plan) {
+  if (match.host_blocks == 0) return;
+  collect_chain(keys[match.total() - 1], match.host_blocks);
+  for (int i = match.host_blocks; i-- > 0;) {
     const BlockId block = pool_.allocate();
     PrefixNode& node = index_.at(stack_[i]);
     index_.set_device(stack_[i], block);
     node.written = 0;
     pool_.at(block).node = stack_[i];
     add_reference(block);
-    host_.unlist(node.host);
     start_copy(block, node.host, CopyKind::kPromote, plan);
     table.push_back(block);
   }
+}
+
+void BlockManager::let_go(std::span<const PrefixKey> keys, const PrefixMatch& match,
+                          BlockTable& table, SessionId session) {
+  if (match.host_blocks > 0) {
+    collect_chain(keys[match.total() - 1], match.host_blocks);
+    for (NodeId id : stack_) host_.list(index_.at(id).host);
+  }
+  release(table, std::numeric_limits<int>::max(), session, /*over=*/false);
 }
 
 // The `count` nodes that end with `last`, into stack_, last first: parent links instead of a
@@ -110,7 +120,7 @@ BlockManager::Published BlockManager::publish(BlockTable& table, int index, cons
   // While the other one is still being filled from the host, neither can stand for the other.
   if (!may_adopt || arriving(node.device)) return Published::kNotYet;
   if (node.run != kNoId) order_.take_top(found);
-  node.leaving = false;
+  set_leaving(found, false);
   add_reference(node.device);
   table[index] = node.device;
   if (remove_reference(own)) pool_.free(own, sent_);
@@ -128,7 +138,7 @@ RunId BlockManager::release(BlockTable& table, int arriving_from, SessionId sess
       PrefixNode& node = index_.at(id);
       if (node.host != kNoId && host_.at(node.host).listed) host_.touch(node.host);
       if (last && i >= arriving_from) {
-        node.leaving = true;
+        set_leaving(id, true);
         node.session = session;
         leave_if_ready(id);
       } else if (last) {

@@ -50,10 +50,13 @@ class BlockManager {
 
   // --- a request's way ---
   PrefixMatch match(std::span<const PrefixKey> keys, int max_blocks) const;
-  // Takes the `device_blocks` of a match into an empty table.
-  void hold(std::span<const PrefixKey> keys, int device_blocks, BlockTable& table);
-  // Brings keys[table.size() ... total) back from the host tier, into free blocks.
-  void promote(std::span<const PrefixKey> keys, int total, BlockTable& table, StepPlan& plan);
+  // Takes the matched device blocks into an empty table and pins the matched host blocks; then
+  // either brings those back into free blocks, or lets go of all of it.
+  void hold(std::span<const PrefixKey> keys, const PrefixMatch& match, BlockTable& table);
+  void promote(std::span<const PrefixKey> keys, const PrefixMatch& match, BlockTable& table,
+               StepPlan& plan);
+  void let_go(std::span<const PrefixKey> keys, const PrefixMatch& match, BlockTable& table,
+              SessionId session);
   // A promotion into it is under way: not readable yet.
   bool arriving(BlockId block) const { return pool_.at(block).copy == CopyKind::kPromote; }
   void allocate(int count, BlockTable& table);  // needs `count` free blocks
@@ -103,6 +106,8 @@ class BlockManager {
   // --- results ---
   void demoted(const BlockCopy& copy);
   void promoted(const BlockCopy& copy);
+  // Blocks that become free by themselves when copies under way have ended.
+  int leaving_blocks() const { return leaving_; }
   int copies_in_flight() const { return copies_in_flight_; }
   int demotions_in_flight() const { return demotions_in_flight_; }
 
@@ -136,6 +141,8 @@ class BlockManager {
   bool droppable(NodeId id) const;
   void drop_tail(NodeId id, uint64_t decision);
   void detach_device(NodeId id);
+  void set_leaving(NodeId id, bool leaving);
+  void count_leaving(BlockId id);
   void leave_if_ready(NodeId id);
   void forget(NodeId id, uint64_t decision);
   HostBlockId allocate_host(NodeId node);
@@ -157,6 +164,7 @@ class BlockManager {
   Micros now_ = 0;
   int referenced_ = 0;
   int copies_in_flight_ = 0, demotions_in_flight_ = 0;
+  int leaving_ = 0;
   std::vector<NodeId> stack_;  // of forget(), hold() and promote()
 };
 

@@ -15,6 +15,7 @@ void BlockManager::start_copy(BlockId device, HostBlockId host, CopyKind kind, S
   block.copy_host = host;
   ++copies_in_flight_;
   demotions_in_flight_ += kind == CopyKind::kDemote;
+  count_leaving(device);
   (kind == CopyKind::kDemote ? plan.demote : plan.promote).push_back({device, host});
 }
 
@@ -26,6 +27,7 @@ void BlockManager::end_copy(BlockId device, HostBlockId host, CopyKind kind) {
   block.copy_host = kNoId;
   --copies_in_flight_;
   demotions_in_flight_ -= kind == CopyKind::kDemote;
+  count_leaving(device);
 }
 
 void BlockManager::demoted(const BlockCopy& copy) {
@@ -113,7 +115,7 @@ void BlockManager::undo_copies(std::span<const BlockCopy> demotes,
     const NodeId id = pool_.at(copy.device).node;
     if (id != kNoId) {
       index_.at(id).host = kNoId;
-      index_.at(id).leaving = false;
+      set_leaving(id, false);
     } else {
       pool_.free(copy.device, sent_);
     }

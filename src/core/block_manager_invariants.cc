@@ -25,7 +25,7 @@ void BlockManager::check_invariants(std::span<const BlockTable* const> tables) c
       above = node;
     }
   }
-  int referenced = 0, copies = 0, demotions = 0;
+  int referenced = 0, copies = 0, demotions = 0, leaving = 0;
   std::unordered_map<HostBlockId, BlockId> host_copies;
   for (BlockId id = 0; id < pool_.size(); ++id) {
     const Block& block = pool_.at(id);
@@ -34,6 +34,8 @@ void BlockManager::check_invariants(std::span<const BlockTable* const> tables) c
                "block {} has {} references, {} holders", id, block.refs,
                held == holders.end() ? 0 : held->second);
     referenced += block.refs > 0;
+    leaving +=
+        block.copy == CopyKind::kDemote && (block.node == kNoId || index_.at(block.node).leaving);
     if (block.copy != CopyKind::kNone) {
       ++copies;
       demotions += block.copy == CopyKind::kDemote;
@@ -54,6 +56,7 @@ void BlockManager::check_invariants(std::span<const BlockTable* const> tables) c
     VAMP_CHECK(node.run != kNoId || block.refs > 0 || node.leaving, "block {} can never be evicted",
                id);
   }
+  VAMP_CHECK(leaving == leaving_, "{} blocks on their way out, counted {}", leaving, leaving_);
   VAMP_CHECK(referenced == referenced_, "{} blocks referenced, counted {}", referenced,
              referenced_);
   VAMP_CHECK(copies == copies_in_flight_ && demotions == demotions_in_flight_, "copies in flight");

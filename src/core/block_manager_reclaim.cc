@@ -67,7 +67,7 @@ int BlockManager::demote_from(RunId run, int count, bool evict, StepPlan& plan) 
       start_copy(index_.at(id).device, host, CopyKind::kDemote, plan);
     }
     if (evict) {
-      index_.at(id).leaving = true;
+      set_leaving(id, true);
       leave_if_ready(id);
     }
     id = parent;
@@ -159,10 +159,23 @@ void BlockManager::detach_device(NodeId id) {
   PrefixNode& node = index_.at(id);
   VAMP_CHECK(node.device_children == 0, "node {} leaves the device before its children", id);
   const BlockId block = node.device;
+  set_leaving(id, false);
   index_.set_device(id, kNoId);
-  node.leaving = false;
   pool_.at(block).node = kNoId;
   pool_.free(block, sent_);
+}
+
+void BlockManager::set_leaving(NodeId id, bool leaving) {
+  index_.at(id).leaving = leaving;
+  count_leaving(index_.at(id).device);
+}
+
+void BlockManager::count_leaving(BlockId id) {
+  Block& block = pool_.at(id);
+  const bool leaving =
+      block.copy == CopyKind::kDemote && (block.node == kNoId || index_.at(block.node).leaving);
+  leaving_ += leaving - block.leaving;
+  block.leaving = leaving;
 }
 
 // Carries out what `leaving` promised, for the node and then for parents that waited for it.

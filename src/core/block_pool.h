@@ -25,6 +25,7 @@ struct Block {
   CopyKind copy = CopyKind::kNone;
   bool live = false;
   bool hole = true;
+  bool leaving = false;   // counted as one that frees itself when its copy has ended
   bool retiring = false;  // its slot is being emptied: never allocated
   StepId last_use = 0;    // latest plan that may touch it, set when it becomes free
 };

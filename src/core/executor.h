@@ -5,8 +5,9 @@
 
 namespace vamp {
 
-// Used from the engine's thread only. submit() never waits for the step to run; at most two plans may
-// be in flight. wait() returns the oldest one's result. Throws Error only when serving cannot go on.
+// Used from the engine's thread only. submit() never waits for the step to run; at most two plans
+// may be in flight. wait() returns the oldest one's result. Throws Error only when serving cannot
+// go on.
 class Executor {
  public:
   virtual ~Executor() = default;

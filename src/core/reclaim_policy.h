@@ -69,7 +69,8 @@ struct ReclaimInputs {
   uint64_t decision = 0;  // DecisionRecord::id that this call will get
   StepId step = 0;
   Micros now = 0;
-  int gap_blocks = 0;     // blocks needed beyond the uncached free ones
+  // Blocks needed beyond the uncached free ones and those whose copy to the host frees them soon.
+  int gap_blocks = 0;
   int needed_blocks = 0;  // the whole allocation
   bool admission = false; // for a waiting request (then waiting is allowed), not a running one
   RequestId request = 0;
@@ -170,7 +171,7 @@ struct DecisionRecord {
   uint64_t id = 0;
   ReclaimInputs inputs;  // candidates included, bounded
   ReclaimDecision decision;
-  int blocks_won = 0;
+  int blocks_won = 0;  // at once, or when copies that it started have ended
   // Afterwards: prompt tokens asked for again that this decision had dropped, and when first.
   int reused_tokens = 0;
   Micros first_reuse = -1;

@@ -33,6 +33,7 @@ StepPlan Scheduler::Impl::schedule(Micros time) {
   now = time;
   plan = StepPlan();
   plan.step = sent.step = next_step;
+  plan.staging = config.staging;
   sent.groups_before = boundary.groups_out();
   blocks.begin_step(next_step, now);
   budget = config.max_num_batched_tokens;
@@ -108,8 +109,8 @@ void Scheduler::Impl::schedule_running() {
         blocks_for(request.computed + count) - static_cast<int>(request.table.size());
     if (short_by > 0) {
       if (!make_room(short_by, request, /*admission=*/false)) {
-        // The last one gives way itself; the only one waits for copies to end.
-        if (i > 0) {
+        // Copies under way free enough: wait a step. Else the last one gives way itself.
+        if (free_soon() < short_by && i > 0) {
           preempt(request, /*swap=*/false);
           --i;
         }

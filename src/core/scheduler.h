@@ -32,10 +32,11 @@ struct SchedulerConfig {
   bool enable_prefix_caching = true;
   SchedulingPolicy scheduling = SchedulingPolicy::kFcfs;
   AdmissionRule admission = AdmissionRule::kWholePrompt;
-  int host_blocks = 0;           // capacity of the host tier (--kv-offloading-size)
-  bool two_way_boundary = true;  // false: the paper's, the boundary only rises
-  int max_groups_out = -1;       // the boundary never rises beyond; -1: the layout's maximum
-  int hit_rate_window = 1000;    // requests
+  int host_blocks = 0;                       // capacity of the host tier (--kv-offloading-size)
+  bool two_way_boundary = true;              // false: the paper's, the boundary only rises
+  StagingMode staging = StagingMode::kAuto;  // how given-up experts are brought in
+  int max_groups_out = -1;     // the boundary never rises beyond; -1: the layout's maximum
+  int hit_rate_window = 1000;  // requests
   // A waiting request that does not fit lets others pass, at most so many and for so long after it
   // first did not fit; then nothing behind it enters before it does.
   int max_overtakes = 8;

@@ -46,9 +46,8 @@ Scheduler::Impl::Admission Scheduler::Impl::try_admit(RequestState& request) {
 
   // At least one token is computed, for its logits.
   const int length = static_cast<int>(request.tokens.size());
-  const int most = (length - 1) / block_tokens;
   if (config.enable_prefix_caching) name_blocks(request);
-  PrefixMatch match = blocks.match(request.keys, most);
+  const PrefixMatch match = blocks.match(request.keys, (length - 1) / block_tokens);
   // Somebody computes the next block right now: one step later it can be shared.
   if (match.being_computed) return Admission::kNotYet;
   if (match.total() == 0 && !request.admitted_before && !running.empty() &&
@@ -62,17 +61,12 @@ Scheduler::Impl::Admission Scheduler::Impl::try_admit(RequestState& request) {
   const int end =
       config.admission == AdmissionRule::kWholePrompt ? length : std::min(length, start + budget);
   const int needed = blocks_for(end) - match.device_blocks;
-  blocks.hold(request.keys, match.device_blocks, request.table);
+  blocks.hold(request.keys, match, request.table);
   if (!make_room(needed, request, /*admission=*/true)) {
-    blocks.release(request.table, std::numeric_limits<int>::max(), request.session, false);
+    blocks.let_go(request.keys, match, request.table, request.session);
     return Admission::kNoRoom;
   }
-  // Making room may have taken from the host tier what was found there.
-  const int device_blocks = match.device_blocks;
-  match = blocks.match(request.keys, most);
-  match.device_blocks = device_blocks;
-  start = match.total() * block_tokens;
-  blocks.promote(request.keys, match.total(), request.table, plan);
+  blocks.promote(request.keys, match, request.table, plan);
   if (request.swapped != kNoId) {
     if (request.swapped_tokens / block_tokens == match.total()) {
       blocks.swap_in(request.swapped, request.table, plan);

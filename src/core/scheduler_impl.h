@@ -107,6 +107,7 @@ struct Scheduler::Impl {
   void force_room(int needed, const RequestState& request, bool admission);
   RequestState* victim(RequestId id, const RequestState& behind) const;
   void preempt(RequestState& request, bool swap);
+  int free_soon() const { return blocks.free_blocks() + blocks.leaving_blocks(); }
   bool boundary_may_move() const { return now >= boundary_barred_until; }
 
   // scheduler_results.cc
@@ -149,7 +150,7 @@ struct Scheduler::Impl {
   bool preempted_any = false;         // then nobody enters in this step
   int min_remaining = -1;             // of gather(), computed once a step; -1: not yet
   bool held_back = false;             // a session was, by the policy
-  DecisionRecord record;        // of make_room(); its buffers are used again
+  DecisionRecord record;              // of make_room(); its buffers are used again
   std::vector<RequestState*> passed;  // waiting requests that did not fit in this step
 
   StepId next_step = 1;

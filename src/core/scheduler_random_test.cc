@@ -66,7 +66,7 @@ Life make_life(uint64_t seed) {
   life.layout.base_blocks = static_cast<int>(random.between(6, 40));
   life.layout.block_bytes = 1024;
   life.layout.group_bytes = static_cast<size_t>(random.between(1, 9)) * 768;
-  life.layout.moe_layers = static_cast<int>(random.between(2, 4));
+  life.layout.moe_layers = static_cast<int>(random.between(2, 9));
   life.layout.max_groups_out_per_layer =
       random.chance(0.7) ? static_cast<int>(random.between(1, 6)) : 0;
   life.layout.increment_groups = static_cast<int>(random.between(1, 4));

@@ -13,12 +13,12 @@ constexpr size_t kMaxVictims = 8;
 }  // namespace
 
 // True when `needed` blocks are free. For a running request (not `admission`) those behind it may
-// be preempted.
+// be preempted. What is on its way to the host counts as won: whoever needs it waits for its copy.
 bool Scheduler::Impl::make_room(int needed, RequestState& request, bool admission) {
   if (blocks.free_blocks() >= needed) return true;
   // Memory on its way back to the experts is needed here.
   boundary.cancel_lowering();
-  while (blocks.free_blocks() < needed) {
+  while (free_soon() < needed) {
     gather(needed, request, admission, record.inputs);
     record.id = record.inputs.decision;
     record.decision = policy->choose(record.inputs);
@@ -29,7 +29,7 @@ bool Scheduler::Impl::make_room(int needed, RequestState& request, bool admissio
   }
   // The policy's answers do not help. Where nobody else could ever free the blocks, they must be
   // found.
-  if (blocks.free_blocks() < needed && (!admission || running.empty())) {
+  if (free_soon() < needed && (!admission || running.empty())) {
     force_room(needed, request, admission);
   }
   return blocks.free_blocks() >= needed;
@@ -40,7 +40,7 @@ void Scheduler::Impl::gather(int needed, const RequestState& request, bool admis
   inputs.decision = decisions.next_id();
   inputs.step = plan.step;
   inputs.now = now;
-  inputs.gap_blocks = needed - blocks.free_blocks();
+  inputs.gap_blocks = needed - free_soon();
   inputs.needed_blocks = needed;
   inputs.admission = admission;
   inputs.request = request.input.id;
@@ -87,10 +87,10 @@ void Scheduler::Impl::gather(int needed, const RequestState& request, bool admis
   inputs.hit_rate = hit_rate.rate();
 }
 
-// Returns how many more blocks are free than before.
+// Returns how many more blocks are free, or will be when their copies have ended.
 int Scheduler::Impl::carry_out(const ReclaimInputs& inputs, const ReclaimDecision& decision,
                                const RequestState& request, uint64_t id) {
-  const int before = blocks.free_blocks();
+  const int before = free_soon();
   const auto segment = [&](uint64_t handle) {
     for (const EvictionCandidate& candidate : inputs.evictable) {
       if (candidate.handle == handle) return candidate.blocks;
@@ -113,7 +113,7 @@ int Scheduler::Impl::carry_out(const ReclaimInputs& inputs, const ReclaimDecisio
       if (RequestState* chosen = victim(victim_id, request)) preempt(*chosen, /*swap=*/false);
     }
   }
-  return blocks.free_blocks() - before;
+  return free_soon() - before;
 }
 
 // The running request with this id, if it comes after `behind`: those before it never give way.
@@ -125,7 +125,7 @@ RequestState* Scheduler::Impl::victim(RequestId id, const RequestState& behind) 
 
 // In the order of a static engine, then more memory: what is certain to help.
 void Scheduler::Impl::force_room(int needed, const RequestState& request, bool admission) {
-  const auto gap = [&] { return needed - blocks.free_blocks(); };
+  const auto gap = [&] { return needed - free_soon(); };
   if (gap() > 0) blocks.drop_coldest(gap(), 0);
   while (!admission && gap() > 0 && !running.empty() && running.back() != &request) {
     preempt(*running.back(), /*swap=*/false);

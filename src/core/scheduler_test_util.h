@@ -19,7 +19,7 @@ struct TestLayoutOptions {
   int block_tokens = 4;
   size_t block_bytes = 1024;
   size_t group_bytes = 3072;  // a multiple of 1.5 blocks straddles
-  int moe_layers = 3;
+  int moe_layers = 6;
   int groups_per_layer = 8;
   int max_groups_out_per_layer = 0;
   int increment_groups = 2;
@@ -89,9 +89,14 @@ class SchedulerHarness {
   // Returns the reason of a refusal.
   std::optional<std::string> add(RequestInput input) {
     const RequestId id = input.id;
-    prompts_[id] = input.prompt;
-    seeds_[id] = input.sampling.seed;
-    return scheduler_->add(std::move(input), now_);
+    std::vector<TokenId> prompt = input.prompt;
+    const uint64_t seed = input.sampling.seed;
+    auto refused = scheduler_->add(std::move(input), now_);
+    if (!refused) {
+      prompts_[id] = std::move(prompt);
+      seeds_[id] = seed;
+    }
+    return refused;
   }
   std::optional<std::string> add(RequestId id, std::vector<TokenId> prompt, int max_tokens) {
     RequestInput input;
@@ -133,6 +138,11 @@ class SchedulerHarness {
     }
     FAIL() << "not idle after " << max_steps << " steps: " << scheduler_->stats().running
            << " running, " << scheduler_->stats().waiting << " waiting";
+  }
+
+  void run_until_finished(RequestId id, int max_steps = 1000) {
+    for (int i = 0; i < max_steps && !finished(id); ++i) step();
+    ASSERT_TRUE(finished(id)) << "request " << id << " after " << max_steps << " steps";
   }
 
   void collect() {
