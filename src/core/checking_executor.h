@@ -114,11 +114,12 @@ class CheckingExecutor final : public Executor {
   void carry_out(const StepPlan& plan, Answer& answer) {
     for (RequestSlot slot : plan.release)
       VAMP_CHECK(rows_.erase(slot) == 1, "slot {} is not in use", slot);
-    if (plan.boundary) move_boundary(*plan.boundary);
+    // Early: only the forward pass looks at tables, and what an edit gives back may leave the pool.
     for (const TableEdit& edit : plan.edit_tables) {
       VAMP_CHECK(rows_.contains(edit.slot), "an edit of unknown slot {}", edit.slot);
       rows_[edit.slot].table.at(edit.index) = edit.block;
     }
+    if (plan.boundary) move_boundary(*plan.boundary);
     for (const BlockMove& move : plan.move_blocks) {
       VAMP_CHECK(at(move.to).in_flight == InFlight::kNo, "block {} is overwritten in flight",
                  move.to);

@@ -220,7 +220,7 @@ TEST(HostTier, WrittenBackAheadADropIsFreeAndLosesNothing) {
   auto policy = std::make_unique<ScriptedPolicy>();
   policy->on_background = [](const BackgroundInputs& inputs) {
     BackgroundDecision decision;
-    for (const EvictionCandidate& candidate : inputs.evictable) {
+    for (const EvictionCandidate& candidate : inputs.dirty) {
       if (candidate.clean_blocks < candidate.blocks)
         decision.write_back.push_back(candidate.handle);
     }
