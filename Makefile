@@ -5,7 +5,7 @@ BUILD_JOBS ?= $(shell nproc)
 # Libraries with threads of their own.
 THREADED := kernels memory exec engine
 
-.PHONY: help deps release golden test test-release test-asan test-tsan test-fuzz demo bench-host clean
+.PHONY: help deps release golden test test-release test-asan test-tsan test-fuzz test-gpu demo bench-host clean
 
 help:
 	@echo "make demo   agents' sessions through a real MoE under too little memory: static, paper, ours"
@@ -35,6 +35,11 @@ test-asan: deps
 test-tsan: deps
 	@scripts/build.sh tsan $(THREADED:%=vamp_%_test)
 	set -e; for part in $(THREADED); do build/tsan/src/$$part/vamp_$${part}_test --gtest_brief=1; done
+
+# On a machine with a GPU and nvcc; elsewhere these tests skip themselves.
+test-gpu: deps
+	@scripts/build.sh cuda
+	for test in build/cuda/src/*/cuda/*_test; do "$$test" || exit 1; done
 
 test-fuzz: deps
 	@scripts/run-fuzzers.sh 20
