@@ -14,16 +14,16 @@ if [ ! -f $model/done ]; then
   touch $model/done
 fi
 
-# 8 sessions of 8 turns that share no prefix. At their end they hold 7,700 tokens of KV, the pool 3,600:
+# 8 sessions of 10 turns that share no prefix. At their end they hold 9,100 tokens of KV, the pool 3,600:
 # past the cliff, unless the pool grows or keeps some of it in host memory. All first prompts fit.
-echo "replaying 8 agents' sessions of 8 turns, think time 2 s ± 20%, under each of four policies"
+echo "replaying 8 agents' sessions of 10 turns, think time 2 s ± 20%, under each of four policies"
 build/release/vamp replay $model \
   --trace traces/lmcache_miniswe.jsonl.gz --chat --own-replies \
-  --max-sessions 8 --max-turns 8 --sessions 8 --stagger 1 \
+  --max-sessions 8 --max-turns 10 --sessions 8 --stagger 1 \
   --first-prompt-tokens 400 --turn-tokens 64 --output-len 16 \
   --think-time 2 --think-jitter 0.2 \
   --kv-cache-tokens 3600 --kv-offloading-size 1GiB --max-offload-ratio 25 \
-  --max-num-seqs 2 --max-num-batched-tokens 256 \
+  --max-num-seqs 4 --max-num-batched-tokens 256 \
   --policy static,paper,priced,priced-nohost --max-seconds 150 \
   --show-answer --output $output
 python3 scripts/check-demo.py $output/results.json

@@ -1,0 +1,126 @@
+// `vamp replay` from the command line to its files, on the simulated executor.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "base/error.h"
+#include "cli/cli.h"
+
+namespace vamp {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+using testing::StartsWith;
+
+struct Outcome {
+  int code = 0;
+  std::string out, err;
+};
+
+class ReplayCommand : public testing::Test {
+ protected:
+  void TearDown() override { std::filesystem::remove_all(folder_); }
+
+  Outcome run(std::vector<std::string> flags) {
+    std::vector<std::string> args = {"vamp",       "replay", model_,  "--output", folder_,
+                                     "--executor", "sim",    "--gpu", "h200-nvl"};
+    args.insert(args.end(), flags.begin(), flags.end());
+    std::vector<const char*> argv;
+    for (const std::string& arg : args) argv.push_back(arg.c_str());
+    std::ostringstream out, err;
+    const int code = run_cli(static_cast<int>(argv.size()), argv.data(), out, err);
+    return {code, out.str(), err.str()};
+  }
+  nlohmann::json results() const {
+    return nlohmann::json::parse(std::ifstream(folder_ + "/results.json"));
+  }
+  std::string trace_of(const std::string& text) {
+    std::filesystem::create_directories(folder_);
+    const std::string path = folder_ + "/trace.jsonl";
+    std::ofstream(path) << text;
+    return path;
+  }
+
+  const std::string model_ = VAMP_SOURCE_DIR "/tests/golden/qwen3_moe";
+  const std::string folder_ =
+      std::filesystem::temp_directory_path() / fmt::format("vamp_replay_command_{}", getpid());
+};
+
+// Sessions that outgrow the pool: past the cliff with a static split, not with ours. Twice the
+// same.
+TEST_F(ReplayCommand, SweepPastTheCliffIsTheSameToTheBit) {
+  const std::vector<std::string> flags = {"--trace",
+                                          "sweep:sessions=8,kv=64KiB,turns=6,output=8",
+                                          "--kv-cache-memory-bytes",
+                                          "256KiB",
+                                          "--kv-offloading-size",
+                                          "16MiB",
+                                          "--policy",
+                                          "static,priced",
+                                          "--max-num-seqs",
+                                          "2",
+                                          "--max-num-batched-tokens",
+                                          "64"};
+  const Outcome first = run(flags);
+  ASSERT_EQ(first.code, 0) << first.err;
+  const nlohmann::json once = results();
+  ASSERT_EQ(once["runs"].size(), 2u);
+  for (const auto& report : once["runs"]) {
+    EXPECT_EQ(report["turns"], 48);
+    EXPECT_EQ(report["failed_turns"], 0);
+  }
+  EXPECT_EQ(once["answers"]["compared"], 48);
+  EXPECT_EQ(once["answers"]["identical"], 48);
+  EXPECT_LT(once["runs"][0]["prefix_hit_rate_warm"], once["runs"][1]["prefix_hit_rate_warm"]);
+  ASSERT_EQ(run(flags).code, 0);
+  EXPECT_EQ(results(), once);
+  for (const char* name : {"report.html", "results.sqlite"}) {
+    EXPECT_TRUE(std::filesystem::exists(folder_ + "/" + name));
+  }
+}
+
+TEST_F(ReplayCommand, FaultsOfTheUserAreOneLineAndCode2) {
+  const std::string row =
+      R"({"session_id":"a","input_length":64,"output_length":3,"hash_ids":[1]})";
+  const auto fails = [&](std::vector<std::string> flags, const std::string& why) {
+    const Outcome outcome = run(std::move(flags));
+    EXPECT_EQ(outcome.code, 2) << why;
+    EXPECT_THAT(outcome.err, AllOf(StartsWith("vamp: error: "), HasSubstr(why)));
+    EXPECT_EQ(std::count(outcome.err.begin(), outcome.err.end(), '\n'), 1) << outcome.err;
+    EXPECT_FALSE(std::filesystem::exists(folder_ + "/results.json"));
+  };
+  fails({"--trace", "/nowhere/trace.jsonl"}, "no such file");
+  fails({"--trace", trace_of(row + "\n{\"session_id\":5}\n")}, "line 2");
+  fails({"--trace", trace_of(row), "--policy", "static,best"}, "unknown policy 'best'");
+  fails({"--trace", trace_of(row), "--window", "soon"}, "--window soon");
+  fails({"--trace", trace_of(row), "--admission", "never"}, "--admission never");
+  fails({"--trace", trace_of(row), "--own-replies"}, "--token-scale");
+  fails({"--trace", trace_of(row), "--drop-shortest", "1"}, "only 1 sessions");
+  fails({"--trace", "sweep:sessions=x"}, "sessions=x is not a number");
+  fails({"--trace", trace_of(row), "--output", "/dev/null/results"}, "--output");
+}
+
+TEST_F(ReplayCommand, ARequestThatCanNeverFitIsCountedAndTheOthersGoOn) {
+  const std::string small = R"("input_length":64,"output_length":3,"hash_ids":[1]})";
+  const std::string large = R"("input_length":640000,"output_length":3,"hash_ids":[)" + [] {
+    std::string ids = "1";
+    for (int i = 2; i <= 10000; ++i) ids += "," + std::to_string(i);
+    return ids;
+  }() + "]}";
+  const std::string path = trace_of("{\"session_id\":\"a\"," + small + "\n{\"session_id\":\"b\"," +
+                                    large + "\n{\"session_id\":\"c\"," + small + "\n");
+  const Outcome outcome =
+      run({"--trace", path, "--kv-cache-memory-bytes", "1MiB", "--policy", "static"});
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_EQ(results()["runs"][0]["turns"], 3);
+  EXPECT_EQ(results()["runs"][0]["failed_turns"], 1);
+}
+
+}  // namespace
+}  // namespace vamp
