@@ -56,17 +56,17 @@ class ReplayCommand : public testing::Test {
 // same.
 TEST_F(ReplayCommand, SweepPastTheCliffIsTheSameToTheBit) {
   const std::vector<std::string> flags = {"--trace",
-                                          "sweep:sessions=8,kv=64KiB,turns=6,output=8",
+                                          "sweep:sessions=8,kv=1MiB,turns=6,output=8",
                                           "--kv-cache-memory-bytes",
-                                          "256KiB",
+                                          "4MiB",
                                           "--kv-offloading-size",
-                                          "16MiB",
+                                          "64MiB",
                                           "--policy",
                                           "static,priced",
                                           "--max-num-seqs",
                                           "2",
                                           "--max-num-batched-tokens",
-                                          "64"};
+                                          "512"};
   const Outcome first = run(flags);
   ASSERT_EQ(first.code, 0) << first.err;
   const nlohmann::json once = results();
@@ -110,7 +110,7 @@ TEST_F(ReplayCommand, ARequestThatCanNeverFitIsCountedAndTheOthersGoOn) {
   const std::string small = R"("input_length":64,"output_length":3,"hash_ids":[1]})";
   const std::string large = R"("input_length":640000,"output_length":3,"hash_ids":[)" + [] {
     std::string ids = "1";
-    for (int i = 2; i <= 10000; ++i) ids += "," + std::to_string(i);
+    for (int i = 2; i <= 10000; ++i) ids += fmt::format(",{}", i);
     return ids;
   }() + "]}";
   const std::string path = trace_of("{\"session_id\":\"a\"," + small + "\n{\"session_id\":\"b\"," +
