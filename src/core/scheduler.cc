@@ -9,6 +9,14 @@
 #include "core/scheduler_impl.h"
 
 namespace vamp {
+namespace {
+
+// One token is all that it has to catch up with.
+bool decodes(const RequestState* request) {
+  return request->planned_length() - request->computed == 1 && !request->sampling_planned();
+}
+
+}  // namespace
 
 Scheduler::Impl::Impl(const SchedulerConfig& the_config, const MemoryLayout& the_layout,
                       std::unique_ptr<ReclaimPolicy> the_policy, SchedulerListener the_listener)
@@ -100,11 +108,15 @@ void Scheduler::Impl::move_blocks() {
 }
 
 void Scheduler::Impl::schedule_running() {
+  // A long prompt leaves room for those behind it that need one token each.
+  int decodes_left = static_cast<int>(std::count_if(running.begin(), running.end(), decodes));
   // Only those behind the current one are ever preempted, so the index stays good.
   for (size_t i = 0; i < running.size() && budget > 0; ++i) {
     RequestState& request = *running[i];
+    decodes_left -= decodes(&request);
     if (request.sampling_planned() || !arrived(request)) continue;
-    const int count = std::min(request.planned_length() - request.computed, budget);
+    const int count = std::min(request.planned_length() - request.computed,
+                               std::max(1, budget - std::max(decodes_left, 0)));
     const int short_by =
         blocks_for(request.computed + count) - static_cast<int>(request.table.size());
     if (short_by > 0) {

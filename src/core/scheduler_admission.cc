@@ -10,11 +10,19 @@
 #include "core/scheduler_impl.h"
 
 namespace vamp {
+namespace {
+
+// Waiting requests looked at in one step: the queue may be long, the step must not.
+constexpr int kMaxLookedAt = 256;
+
+}  // namespace
 
 void Scheduler::Impl::admit_waiting() {
   if (preempted_any) return;
   passed.clear();
+  int looked_at = 0;
   for (auto it = waiting.begin(); it != waiting.end() && budget > 0 && !free_slots.empty();) {
+    if (++looked_at > kMaxLookedAt) return;
     RequestState& request = **it;
     ++it;
     switch (try_admit(request)) {

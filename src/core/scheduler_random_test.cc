@@ -59,6 +59,22 @@ struct Life {
   double cancel_rate = 0, deadline_rate = 0;
 };
 
+// What happened in lives: a test that never meets a case proves nothing about it.
+struct Tally {
+  int moves = 0, edits = 0, demotes = 0, promotes = 0, raised = 0, lowered = 0, awaited = 0, resets = 0;
+  uint64_t preemptions = 0, failed = 0, host_hits = 0, hits = 0;
+  void count(const StepPlan& plan) {
+    moves += !plan.move_blocks.empty();
+    edits += !plan.edit_tables.empty();
+    demotes += !plan.demote.empty();
+    promotes += !plan.promote.empty();
+    raised += plan.boundary && !plan.boundary->map_slots.empty();
+    lowered += plan.boundary && !plan.boundary->unmap_slots.empty();
+    awaited += plan.await_copies;
+    resets += plan.reset;
+  }
+};
+
 Life make_life(uint64_t seed) {
   Random random(seed);
   Life life;
@@ -122,7 +138,7 @@ RequestInput random_request(RequestId id, const Life& life,
   return input;
 }
 
-void live(uint64_t seed) {
+void live(uint64_t seed, Tally& tally) {
   const Life life = make_life(seed);
   Random random(seed + 2);
   std::unique_ptr<ReclaimPolicy> policy;
@@ -138,7 +154,7 @@ void live(uint64_t seed) {
       conversations.push_back(std::move(input.prompt));
       ++next;
     }
-    harness.step();
+    tally.count(harness.step());
     if (!accepted.empty() && random.chance(life.cancel_rate))
       harness.cancel(accepted[random.below(accepted.size())]);
     if (random.chance(0.005)) harness.scheduler().reset_prefix_cache();
@@ -161,12 +177,17 @@ void live(uint64_t seed) {
   const SchedulerStats stats = harness.scheduler().stats();
   EXPECT_EQ(stats.referenced_blocks, 0);
   EXPECT_EQ(stats.running + stats.waiting, 0);
+  tally.preemptions += stats.preemptions;
+  tally.failed += stats.failed_steps;
+  tally.hits += stats.hit_tokens;
+  tally.host_hits += stats.host_hit_tokens;
 }
 
 void live_all(uint64_t first, uint64_t count) {
+  Tally tally;
   for (uint64_t seed = first; seed < first + count; ++seed) {
     try {
-      live(seed);
+      live(seed, tally);
     } catch (const std::exception& error) {
       ADD_FAILURE() << error.what();
     }
@@ -175,6 +196,18 @@ void live_all(uint64_t first, uint64_t count) {
              << " vamp_core_test --gtest_filter=SchedulerRandom.OneSeed";
     }
   }
+  EXPECT_GT(tally.moves, 50);
+  EXPECT_GT(tally.edits, 50);
+  EXPECT_GT(tally.demotes, 50);
+  EXPECT_GT(tally.promotes, 50);
+  EXPECT_GT(tally.raised, 50);
+  EXPECT_GT(tally.lowered, 50);
+  EXPECT_GT(tally.awaited, 50);
+  EXPECT_GT(tally.resets, 50);
+  EXPECT_GT(tally.preemptions, 50u);
+  EXPECT_GT(tally.failed, 50u);
+  EXPECT_GT(tally.hits, 50u);
+  EXPECT_GT(tally.host_hits, 50u);
 }
 
 #ifdef VAMP_SANITIZED
@@ -199,7 +232,8 @@ TEST(SchedulerRandom, Lives3) {
 // Replays the seed that a failure names.
 TEST(SchedulerRandom, OneSeed) {
   const char* seed = std::getenv("VAMP_SEED");
-  live(seed == nullptr ? 1 : std::strtoull(seed, nullptr, 10));
+  Tally tally;
+  live(seed == nullptr ? 1 : std::strtoull(seed, nullptr, 10), tally);
 }
 
 }  // namespace

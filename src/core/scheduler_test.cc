@@ -66,6 +66,30 @@ TEST(Scheduler, NeverExceedsTheTokenBudgetAndServesRunningRequestsFirst) {
   harness.expect_answer(2, 2);
 }
 
+// The older one comes back with all its tokens to compute; the others go on meanwhile.
+TEST(Scheduler, ALongPromptDoesNotHoldUpThoseWhoNeedOneToken) {
+  SchedulerConfig config = small_config();
+  config.max_num_batched_tokens = 8;
+  SchedulerHarness harness(config, {.base_blocks = 40, .block_tokens = 4});
+  Random random(1);
+  for (RequestId id = 2; id <= 4; ++id) harness.add(id, random_tokens(random, 2), 30);
+  harness.step();
+  RequestInput older;
+  older.id = 1;
+  older.prompt = random_tokens(random, 30);
+  older.sampling.max_tokens = 2;
+  older.sampling.ignore_eos = true;
+  older.arrival = -1;
+  harness.add(older);
+  for (int i = 0; i < 6; ++i) {
+    const StepPlan plan = harness.step();
+    EXPECT_EQ(plan.batch.size(), 4u);
+    EXPECT_EQ(plan.num_tokens(), 8);
+  }
+  harness.run();
+  harness.expect_answer(1, 2);
+}
+
 TEST(Scheduler, AStopTokenEndsTheRequestAndDropsTheSurplusRow) {
   const std::vector<TokenId> prompt = {5, 6, 7, 8, 9};
   const std::vector<TokenId> output = expected_output(prompt, 3);

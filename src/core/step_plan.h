@@ -7,11 +7,10 @@
 //
 // An executor carries out a plan in this order:
 //   1. `reset`: forget all running requests
-//   2. `release`: forget those
+//   2. `release`: forget those; `edit_tables`: entries of running requests' tables that are now
+//      another block (it moves with this plan, or somebody else holds the same content)
 //   3. `boundary`: move the HBM partition, all or nothing; zero the frames that join the KV pool
-//   4. `move_blocks`: device-to-device copies; then `edit_tables`: entries of running requests'
-//   tables
-//      that are now another block (it moved, or somebody else holds the same content)
+//   4. `move_blocks`: device-to-device copies
 //   5. start `demote` and `promote` copies. They may end steps later; a result reports each.
 //   Demoted
 //      blocks are read as they are before this step's forward pass
