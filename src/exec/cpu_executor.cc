@@ -20,7 +20,7 @@ CpuExecutor::CpuExecutor(const ExecutorConfig& config, const Clock& clock,
     memory = own_memory_.get();
   }
   model_->report_experts(progress);
-  runner_ = std::make_unique<PlanRunner>(config, *model_, *memory, *ops_, clock);
+  runner_ = std::make_unique<PlanRunner>(config, *model_, model_->experts(), *memory, *ops_, clock);
   model_->report_experts({});
   spdlog::info("Loaded in {:.1f} s", (clock.now() - start) / kSecond);
   worker_ = std::thread([this] { work(); });

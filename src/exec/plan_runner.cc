@@ -20,16 +20,17 @@ KvCache kv_cache(const LoadedModel& model, const Ops& ops, const KvArena& arena)
 }
 
 PlanRunner::PlanRunner(const ExecutorConfig& config, const LoadedModel& model,
-                       VirtualMemory& memory, Ops& ops, const Clock& clock)
+                       const HostExperts& experts, VirtualMemory& memory, Ops& ops,
+                       const Clock& clock)
     : config_(config),
       clock_(clock),
       ops_(ops),
       vocab_size_(model.config().vocab_size),
-      partition_(model.layout(), model.layout().min_groups_out, memory, model.experts()),
+      partition_(model.layout(), model.layout().min_groups_out, memory, experts),
       cache_(kv_cache(model, ops, partition_.kv())),
       host_(config.kv_offloading_size, model.layout().block_bytes, config.kv_offloading_file),
       copier_(partition_.kv(), model.layout().block_bytes, host_, clock),
-      moe_(model.config(), partition_, model.experts(), clock, ops, config.max_num_batched_tokens),
+      moe_(model.config(), partition_, experts, clock, ops, config.max_num_batched_tokens),
       runner_(model.config(), model.weights(), ops, moe_, runner_limits(config)),
       table_(model.config().vocab_size) {}
 
@@ -43,11 +44,11 @@ StepResult PlanRunner::run(const StepPlan& plan) {
       carry_out(plan, result);
     } catch (const Error& error) {
       if (partition_.broken()) throw;
-      lost_ = error.what();
-      moe_.abandon();
-      copier_.cancel(plan.step);
+      lose(plan, error.what());
+      const Micros start = result.start;
       result = StepResult{};
       result.step = plan.step;
+      result.start = start;
     }
   }
   result.executed = lost_.empty();
@@ -58,35 +59,63 @@ StepResult PlanRunner::run(const StepPlan& plan) {
 }
 
 void PlanRunner::carry_out(const StepPlan& plan, StepResult& result) {
+  move_back_.reset();
+  blocks_moved_ = false;
   table_.apply(plan);
   if (plan.boundary) move_boundary(*plan.boundary, result);
   move_blocks(plan);
+  blocks_moved_ = true;
   copier_.start(plan.step, plan.demote, plan.promote);
   batch_.build(plan, table_, cache_.layout.block_tokens);
   if (batch_.num_tokens() > 0) forward(plan, result);
 }
 
+// Nothing that the plan did may stay: to the scheduler it never happened.
+void PlanRunner::lose(const StepPlan& plan, const std::string& why) {
+  lost_ = why;
+  moe_.abandon();
+  copier_.cancel(plan.step);
+  // Where blocks came from may have been written since, but where they went is theirs alone.
+  for (size_t i = blocks_moved_ ? plan.move_blocks.size() : 0; i-- > 0;) {
+    copy_block(plan.move_blocks[i].to, plan.move_blocks[i].from);
+  }
+  if (!move_back_) return;
+  try {
+    move_partition(*move_back_);
+  } catch (const Error& error) {
+    throw Error("step {} was lost ({}), and its boundary move could not be undone: {}", plan.step,
+                why, error.what());
+  }
+}
+
 void PlanRunner::move_boundary(const BoundaryMove& move, StepResult& result) {
   const Micros start = clock_.now();
+  const int before = partition_.groups_out();
+  move_partition({move.groups_out, move.order_version, move.map_slots, move.unmap_slots});
+  move_back_ = {before, move.order_version, move.unmap_slots, move.map_slots};
+  result.boundary_us = clock_.now() - start;
+}
+
+void PlanRunner::move_partition(const PartitionTarget& target) {
   // Blocks in flight lie elsewhere, but the driver's calls and the copies must not meet.
   copier_.pause();
   try {
-    partition_.move({move.groups_out, move.order_version, move.map_slots, move.unmap_slots});
+    partition_.move(target);
   } catch (...) {
     copier_.resume();
     throw;
   }
   copier_.resume();
-  result.boundary_us = clock_.now() - start;
 }
 
 void PlanRunner::move_blocks(const StepPlan& plan) {
-  for (const BlockMove& move : plan.move_blocks) {
-    const KvArena& kv = partition_.kv();
-    VAMP_CHECK(kv.block_mapped(move.from) && kv.block_mapped(move.to), "move of block {} to {}",
-               move.from, move.to);
-    std::memcpy(kv.block(move.to), kv.block(move.from), cache_.layout.block_bytes());
-  }
+  for (const BlockMove& move : plan.move_blocks) copy_block(move.from, move.to);
+}
+
+void PlanRunner::copy_block(BlockId from, BlockId to) {
+  const KvArena& kv = partition_.kv();
+  VAMP_CHECK(kv.block_mapped(from) && kv.block_mapped(to), "move of block {} to {}", from, to);
+  std::memcpy(kv.block(to), kv.block(from), cache_.layout.block_bytes());
 }
 
 StagingMode PlanRunner::staging_mode(const StepPlan& plan, int tokens) {

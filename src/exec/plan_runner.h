@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "base/clock.h"
@@ -26,9 +27,10 @@ KvCache kv_cache(const LoadedModel& model, const Ops& ops, const KvArena& arena)
 // Used by one thread, CpuExecutor's worker. It never waits for the scheduler.
 class PlanRunner {
  public:
-  // All references must outlive it. Throws Error when memory falls short.
-  PlanRunner(const ExecutorConfig& config, const LoadedModel& model, VirtualMemory& memory,
-             Ops& ops, const Clock& clock);
+  // `experts` is the host copy: the model's own, or one around it. All references must outlive
+  // this. Throws Error when memory falls short.
+  PlanRunner(const ExecutorConfig& config, const LoadedModel& model, const HostExperts& experts,
+             VirtualMemory& memory, Ops& ops, const Clock& clock);
 
   // Never throws for a lost step: the result says so, and all plans are skipped until one with
   // `reset` comes. Throws when serving can't go on: a broken invariant, or memory in no known
@@ -40,8 +42,11 @@ class PlanRunner {
 
  private:
   void carry_out(const StepPlan& plan, StepResult& result);
+  void lose(const StepPlan& plan, const std::string& why);
   void move_boundary(const BoundaryMove& move, StepResult& result);
+  void move_partition(const PartitionTarget& target);
   void move_blocks(const StepPlan& plan);
+  void copy_block(BlockId from, BlockId to);
   void forward(const StepPlan& plan, StepResult& result);
   void sample(std::span<float> logits, StepResult& result);
   void report_copies(const StepPlan& plan, StepResult& result);
@@ -63,6 +68,9 @@ class PlanRunner {
   std::vector<SampleParams> sample_params_;
   std::vector<Sample> samples_;
   std::string lost_;  // why plans are skipped; empty: they are not
+  // Of the present plan, to take it back.
+  std::optional<PartitionTarget> move_back_;
+  bool blocks_moved_ = false;
   int steps_since_counts_ = 0;
 };
 
