@@ -52,7 +52,7 @@ struct RunSeries {
 };
 
 struct SeriesOptions {
-  int buckets = 240;
+  int buckets = 180;
   int decision_buckets = 60;
   int max_points = 1200;
 };

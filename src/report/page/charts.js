@@ -2,6 +2,7 @@
 // Small SVG charts without a library: lines, steps, dots, bars and stacked areas over one x axis, with a
 // crosshair. A chart draws itself into a box at the box's width, again whenever that changes.
 const SVG = 'http://www.w3.org/2000/svg';
+let clips = 0;
 
 function svg(tag, attrs, parent) {
   const node = document.createElementNS(SVG, tag);
@@ -32,7 +33,8 @@ const format = {
     if (v < 0.9995) return trim(v * 1e3, 3) + ' ms';
     if (v < 180) return trim(v, 3) + ' s';
     if (v < 7200) return trim(v / 60, 3) + ' min';
-    return trim(v / 3600, 3) + ' h';
+    if (v < 172800) return trim(v / 3600, 3) + ' h';
+    return format.short(v / 86400) + ' d';
   },
   micros: (v) => format.seconds(v === null ? NaN : v / 1e6),
   bytes(v) {
@@ -50,10 +52,10 @@ function trim(v, digits) {
   return String(Number(v.toPrecision(digits)));
 }
 
-function linearTicks(low, high, count) {
-  const raw = (high - low) / Math.max(1, count);
+function linearTicks(low, high, count, whole) {
+  const raw = Math.max((high - low) / Math.max(1, count), whole ? 1 : 0);
   const power = 10 ** Math.floor(Math.log10(raw));
-  const step = [1, 2, 2.5, 5, 10].map((m) => m * power).find((s) => s >= raw * 0.999);
+  const step = [1, 2, 2.5, 5, 10].map((m) => m * power).find((s) => s >= raw * 0.999 && !(whole && s % 1));
   const ticks = [];
   for (let i = Math.ceil(low / step - 1e-9); i * step <= high + step * 1e-9; ++i) ticks.push(i * step);
   return ticks;
@@ -61,7 +63,7 @@ function linearTicks(low, high, count) {
 function byteTicks(low, high, count) {
   let step = 2 ** Math.ceil(Math.log2((high - low) / Math.max(1, count)));
   const ticks = [];
-  for (let v = 0; v <= high * 1.0001; v += step) ticks.push(v);
+  for (let v = Math.ceil(low / step) * step; v <= high * 1.0001; v += step) ticks.push(v);
   return ticks;
 }
 // Round figures in seconds, minutes or hours.
@@ -152,7 +154,7 @@ function drawChart(box, options) {
     y.domain = [low, high];
   }
   const yTicks = y.log ? logTicks(...y.domain, height)
-                       : (y.bytes ? byteTicks : linearTicks)(...y.domain, Math.max(2, height / 48));
+                       : (y.bytes ? byteTicks : linearTicks)(...y.domain, Math.max(2, height / 48), y.whole);
   const labels = yTicks.map(y.format);
   const left = 14 + Math.max(...labels.map((l) => l.length)) * 6.3;
   const right = width - 10, top = 10, bottom = height - (x.label ? 36 : 22);
@@ -167,7 +169,7 @@ function drawChart(box, options) {
     svg('text', { x: left - 7, y: py(v) + 4, 'text-anchor': 'end' }, root).textContent = labels[i];
   });
   const fit = Math.max(2, (right - left) / 85);
-  const xTicks = x.ticks || (x.log ? logTicks(...x.domain, 0) : (x.time ? timeTicks : linearTicks)(...x.domain, fit));
+  const xTicks = x.ticks || (x.log ? logTicks(...x.domain, 0) : (x.time ? timeTicks : linearTicks)(...x.domain, fit, x.whole));
   const shown = Math.ceil(xTicks.length / Math.max(2, Math.floor((right - left) / 46)));
   xTicks.forEach((v, i) => {
     if (i % shown) return;
@@ -178,7 +180,10 @@ function drawChart(box, options) {
   if (x.label) {
     svg('text', { x: (left + right) / 2, y: height - 3, 'text-anchor': 'middle' }, root).textContent = x.label;
   }
-  for (const s of series) drawSeries(root, s, px, py, bottom, options);
+  const id = `clip${++clips}`;  // an axis that does not begin at 0 cuts areas off
+  svg('rect', { x: left, y: 0, width: right - left + 4, height: bottom }, svg('clipPath', { id }, root));
+  const plot = svg('g', y.domain[0] > 0 && !y.log ? { 'clip-path': `url(#${id})` } : {}, root);
+  for (const s of series) drawSeries(plot, s, px, py, bottom, options);
   crosshair(root, series, x, y, px, { left, right, top, bottom }, options);
 }
 
@@ -215,7 +220,7 @@ function drawSeries(root, s, px, py, bottom, options) {
     svg('path', { d: path.replace(/(?!^)M/g, 'L') + back + 'Z', fill: s.color, opacity: s.opacity || 1 }, root);
     return;
   }
-  svg('path', { d: path, fill: 'none', stroke: s.color, 'stroke-width': s.width || 2, 'stroke-linejoin': 'round',
+  svg('path', { d: path, fill: 'none', stroke: s.color, 'stroke-width': s.width || (s.x.length > 60 ? 1.5 : 2), 'stroke-linejoin': 'round',
                 'stroke-linecap': 'round' }, root);
   if (s.x.length <= 30) {
     s.x.forEach((v, i) => { if (s.y[i] !== null) svg('circle', { cx: px(v), cy: py(s.y[i]), r: 2.6, fill: s.color }, root); });

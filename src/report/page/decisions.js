@@ -12,7 +12,7 @@ function decisions() {
       tile.style.display = run.shown ? '' : 'none';
       if (!run.shown) return;
       const width = Math.max(1, ((box.clientWidth - 60) / v.decision_time_s.length) * (run.duration_s / longest) - 1);
-      drawChart(box, { height: 170, stacked: true, empty: 'no decision was needed', x: { ...timeAxis([0, longest]), label: '' }, y: { format: n },
+      drawChart(box, { height: 170, stacked: true, empty: 'no decision was needed', x: { ...timeAxis([0, longest]), label: '' }, y: { format: n, whole: true },
         series: v.prices.filter((a) => a.chosen && a.action !== 'wait').map((a) => ({ name: a.action, color: actionColor(a.action), x: v.decision_time_s, y: a.over_time, kind: 'bars', width })) });
       if (!v.prices.length) return;
       const rows = v.prices.map((a) => html('tr', {},
@@ -60,7 +60,7 @@ function levels() {
     const tie = ranked.length > 1 && ranked[1].slo.requests_per_s[i][j] > top * 0.99;
     const base = runs[0].slo.requests_per_s[i][j];
     const text = ranked[0] === runs[0] || tie ? '' : base ? `${trim(top / base, 2)}×` : '∞';
-    return html('td', { title: `${ranked[0].policy} ${top.toFixed(3)} req/s`, style: tie ? 'background:var(--grid)' : `background:${ranked[0].color};color:#fff;font-weight:600` }, text);
+    return html('td', { title: `${ranked[0].policy} ${top.toFixed(3)} req/s`, style: tie ? 'background:var(--grid)' : `background:${ranked[0].color};color:var(--card);font-weight:600` }, text);
   });
   const { ttft_s, tpot_ms } = runs[0].slo;
   let row = 2;

@@ -34,11 +34,6 @@ function card(parent, title, sub, draw) {
   if (draw) charts.push([box, draw]);
   return node;
 }
-function keys(node, entries) {
-  const list = html('div', { class: 'keys' });
-  for (const [color, name] of entries) list.append(html('span', {}, html('i', { class: 'dot', style: `background:${color}` }), name));
-  node.insertBefore(list, node.querySelector('.sub').nextSibling);
-}
 
 // --- header, legend ---------------------------------------------------------------------------------
 function themeButton() {
@@ -144,43 +139,53 @@ function allFigures() {
 // --- over time --------------------------------------------------------------------------------------
 const timeAxis = (domain) => ({ domain, time: true, label: 'time since the start', format: s, tip: (v) => 'at ' + s(v) });
 const owners = [['weights outside experts', 0], ['experts', 1], ['staging banks', 2], ['KV in use', 3], ['KV cached', 4], ['KV free', 5]];
+const parts = ['experts', 'banks', 'kv_used', 'kv_cached', 'kv_free'];
 function memory() {
-  section('Memory by owner', 'Device memory over time. The boundary between experts and KV blocks moves; everything else stays where it is.');
+  section('Memory by owner', 'Device memory over time: the boundary between experts and KV blocks moves, everything else stays where it is.');
+  const least = (run) => Math.min(...run.series.experts.filter((v) => v !== null)) + run.memory.dense_bytes;
+  const top = Math.max(...runs.map((run) => run.memory.dense_bytes +
+    Math.max(...run.series.time_s.map((_, i) => parts.reduce((sum, k) => sum + (run.series[k][i] || 0), 0)))));
+  // Below `floor` nothing moves in any run: there the axis may begin.
+  const lowest = Math.min(...runs.map(least));
+  const floor = Math.max(0, lowest - 0.25 * (top - lowest));
+  let whole = floor < 0.3 * top;
+  const button = html('button', { type: 'button' });
+  const label = () => { button.textContent = whole ? 'Show only the part that moves' : 'Show all of the memory'; };
+  button.onclick = () => { whole = !whole; label(); redraw(); };
+  label();
+  const list = html('div', { class: 'keys' }, button);
+  for (const [name, k] of owners) list.append(html('span', {}, html('i', { class: 'dot', style: `background:var(--m${k})` }), name));
+  main.append(list);
   const node = grid();
-  const top = Math.max(...runs.map((run) => {
-    const v = run.series;
-    return Math.max(...v.time_s.map((_, i) => ['experts', 'banks', 'kv_used', 'kv_cached', 'kv_free'].reduce((sum, k) => sum + (v[k][i] || 0), 0))) + run.memory.dense_bytes;
-  }));
   for (const run of runs) {
     const tile = card(node, run.policy, '', (box) => {
       tile.style.display = run.shown ? '' : 'none';
+      tile.querySelector('.sub').textContent = whole ? '' : `the axis begins at ${b(floor)}: experts and other weights below it stay`;
       if (!run.shown) return;
       const v = run.series, line = (name, k, y) => ({ name, color: `var(--m${k})`, x: v.time_s, y, kind: 'area' });
       const fixed = v.time_s.map((_, i) => (v.experts[i] === null ? null : run.memory.dense_bytes));
-      drawChart(box, { height: 220, stacked: true, x: timeAxis([0, longest]), y: { format: b, bytes: true, domain: [0, top * 1.02] },
-        series: [line(owners[0][0], 0, fixed), line(owners[1][0], 1, v.experts), line(owners[2][0], 2, v.banks),
-                 line(owners[3][0], 3, v.kv_used), line(owners[4][0], 4, v.kv_cached), line(owners[5][0], 5, v.kv_free)] });
+      drawChart(box, { height: 210, stacked: true, x: timeAxis([0, longest]), y: { format: b, bytes: true, domain: [whole ? 0 : floor, top * (whole ? 1.02 : 1)] },
+        series: [line(owners[0][0], 0, fixed), ...parts.map((part, k) => line(owners[k + 1][0], k + 1, v[part]))] });
     });
-    keys(tile, owners.map(([name, k]) => [`var(--m${k})`, name]));
   }
 }
 function overTime() {
-  section('Over time', 'The shaded stretch is the window that the figures above count (of the first run shown).');
+  section('Over time', runs.some((run) => run.window.rule !== 'all') ? 'The shaded stretch is the window that the figures above count (of the first run shown).' : '');
   const node = grid();
   const line = (title, sub, key, y, kind = 'line') => card(node, title, sub, (box) => {
     const first = visible()[0];
-    drawChart(box, { height: 210, x: timeAxis([0, longest]), y, window: first && [first.window.begin_s, first.window.end_s],
+    drawChart(box, { height: 210, x: timeAxis([0, longest]), y, window: first && first.window.rule !== 'all' ? [first.window.begin_s, first.window.end_s] : null,
       series: visible().map((run) => ({ name: run.policy, color: run.color, x: run.series.time_s, y: run.series[key], kind })) });
   });
   card(node, 'Time to first token', 'every turn by its arrival, and the 90th percentile around it (log scale)', (box) => drawChart(box, {
     height: 210, x: timeAxis([0, longest]), y: { format: s, log: true }, series: visible().flatMap((run) => [
       { name: run.policy, color: run.color, x: run.series.turn_arrival_s, y: run.series.turn_ttft_s, kind: 'dots' },
       { name: run.policy + ' p90', color: run.color, x: run.series.time_s, y: run.series.ttft_p90, kind: 'line' }]) }));
-  line('Waiting requests', 'sent, not yet running', 'waiting', { format: n });
-  line('Running requests', 'in the batch', 'running', { format: n });
-  line('Preemptions', 'since the start', 'preemptions', { format: n }, 'step');
+  line('Waiting requests', 'sent, not yet running', 'waiting', { format: n, whole: true });
+  line('Running requests', 'in the batch', 'running', { format: n, whole: true });
+  line('Preemptions', 'since the start', 'preemptions', { format: n, whole: true }, 'step');
   line('Prefix hit rate', 'prompt tokens found in the cache, around each moment', 'hit_rate', { format: p, domain: [0, 1] });
-  line('Boundary', 'expert groups given up to the KV pool', 'groups_out', { format: n }, 'step');
+  line('Boundary', 'expert groups given up to the KV pool', 'groups_out', { format: n, whole: true }, 'step');
   line('Experts staged', 'bytes copied from host memory a second', 'staged_rate', { format: (v) => b(v) + (v ? '/s' : ''), bytes: true });
   line('Host tier', 'KV held in host memory', 'host_kv', { format: b, bytes: true });
 }
@@ -198,11 +203,11 @@ function byTurn() {
   });
   const tile = card(node, 'Median TTFT by turn', 'and how many sessions are still alive', (box) => {
     const turns = Math.max(...runs.map((run) => run.series.by_turn.length));
-    drawChart(box, { height: 160, x: { domain: [1, Math.max(2, turns)], label: '', format: n, tip: (v) => 'turn ' + v }, y: { format: s, log: true },
+    drawChart(box, { height: 160, x: { domain: [1, Math.max(2, turns)], label: '', format: n, whole: true, tip: (v) => 'turn ' + v }, y: { format: s, log: true },
       series: visible().map((run) => ({ name: run.policy, color: run.color, x: run.series.by_turn.map((t) => t[0]), y: run.series.by_turn.map((t) => t[2]), kind: 'line', width: 2 })) });
     const under = html('div', {});
     box.append(under);
-    drawChart(under, { height: 88, x: { domain: [1, Math.max(2, turns)], label: 'turn', format: n, tip: (v) => 'turn ' + v }, y: { format: (v) => n(v) },
+    drawChart(under, { height: 88, x: { domain: [1, Math.max(2, turns)], label: 'turn', format: n, whole: true, tip: (v) => 'turn ' + v }, y: { format: n, whole: true },
       series: visible().map((run) => ({ name: run.policy + ' sessions', color: run.color, x: run.series.by_turn.map((t) => t[0]), y: run.series.by_turn.map((t) => t[1]), kind: 'step' })) });
   });
   card(node, 'Time to first token, all turns', 'share of turns answered within (log scale)', (box) => drawChart(box, {
