@@ -5,7 +5,7 @@ BUILD_JOBS ?= $(shell nproc)
 # Libraries with threads of their own.
 THREADED := kernels memory exec engine
 
-.PHONY: help deps release golden test test-release test-asan test-tsan test-fuzz test-gpu demo bench-host clean
+.PHONY: help deps release golden test test-release test-asan test-tsan test-fuzz test-gpu demo bench-host bench-cpu clean
 
 help:
 	@echo "make demo   agents' sessions through a real MoE under too little memory: static, paper, ours"
@@ -48,6 +48,15 @@ test-fuzz: deps
 golden: deps
 	@scripts/python-env.sh golden
 	.venv-golden/bin/python tools/make_golden.py
+
+# Our CPU executor beside transformers and llama.cpp on one thread (5 GB of packages, and 4 CPU
+# minutes to build llama.cpp, the first time).
+bench-cpu: deps
+	@scripts/python-env.sh
+	@scripts/python-env.sh golden
+	@bench/peers/build_llama_cpp.sh
+	@scripts/build.sh release model_bench
+	@bench/peers/compare.py
 
 # What a step costs the host; the last line is JSON.
 bench-host: deps
