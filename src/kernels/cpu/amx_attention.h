@@ -81,11 +81,18 @@ class AmxAttention {
     }
   }
 
+  // Where the keys of positions [begin, begin + count) are.
   template <class T>
-  const T* key_row(int position) const {
-    return static_cast<const T*>(t_.arena) +
-           t_.blocks[position / t_.block_tokens] * t_.block_stride +
-           int64_t{position % t_.block_tokens} * s_.head_dim;
+  void find_rows(int begin, int count, const T** rows) const {
+    int block = begin / t_.block_tokens, in_block = begin % t_.block_tokens;
+    for (int i = 0; i < count; ++block, in_block = 0) {
+      const T* key = static_cast<const T*>(t_.arena) + t_.blocks[block] * t_.block_stride +
+                     int64_t{in_block} * s_.head_dim;
+      for (; in_block < t_.block_tokens && i < count; ++in_block, ++i) {
+        rows[i] = key;
+        key += s_.head_dim;
+      }
+    }
   }
 
   static __m512i load_row(const Bf16* p, __mmask32 mask) {
@@ -111,7 +118,7 @@ class AmxAttention {
   template <class T>
   void load_tiles(int begin, int count) {
     const T* rows[kKeyTile];
-    for (int i = 0; i < kKeyTile; ++i) rows[i] = i < count ? key_row<T>(begin + i) : nullptr;
+    find_rows(begin, count, rows);
     for (int kt = 0; kt < s_.k_tiles; ++kt) {
       const int left = s_.head_dim - kt * 32;
       const __mmask32 mask = left >= 32 ? ~__mmask32{0} : (1u << left) - 1;
