@@ -18,6 +18,7 @@ import subprocess
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PEERS = ROOT / "build/peers"
 MODEL = ROOT / "models/smollm2-moe-copy8"
+GGUF = PEERS / "smollm2-moe-copy8.gguf"
 GOALS = {("prefill", "hf"): 1.15, ("decode1", "llama_cpp"): 1.0, ("decode8", "llama_cpp"): 1.3}
 PREFILL, CONTEXT, STEPS, REPEAT = 1024, 16, 16, 3
 
@@ -35,14 +36,11 @@ def make_model(args: argparse.Namespace) -> None:
         print(f"making {MODEL.relative_to(ROOT)}", flush=True)
         run(args.tools_python, ROOT / "tools/make_smollm2_moe.py", "--mode", "copy", "--experts", 8,
             "--top-k", 2, "--out", MODEL)
-    gguf = PEERS / "smollm2-moe-copy8.gguf"
-    if not gguf.exists():
-        print(f"converting it to {gguf.relative_to(ROOT)}", flush=True)
-        source = next(PEERS.glob("llama_cpp_python-*/vendor/llama.cpp"))
-        part = gguf.with_suffix(".part")
-        run(args.hf_python, source / "convert_hf_to_gguf.py", MODEL, "--outtype", "bf16",
-            "--outfile", part)
-        part.rename(gguf)
+    if not GGUF.exists():
+        print(f"converting it to {GGUF.relative_to(ROOT)}", flush=True)
+        part = GGUF.with_suffix(".part")
+        run(args.tools_python, ROOT / "bench/peers/make_gguf.py", MODEL, part)
+        part.rename(GGUF)
 
 
 def run_ours(args: argparse.Namespace) -> dict[str, float]:
@@ -58,22 +56,8 @@ def run_hf(args: argparse.Namespace) -> dict[str, float]:
 
 
 def run_llama_cpp(args: argparse.Namespace) -> dict[str, float]:
-    """llama-bench for one sequence, its sibling for eight; both print a JSON object a line."""
-    model = ["-m", PEERS / "smollm2-moe-copy8.gguf", "-t", args.threads]
-    single = run(PEERS / "llama/bin/llama-bench", *model, "-p", PREFILL, "-n", STEPS, "-r", REPEAT,
-                 "-o", "jsonl")
-    tests = [json.loads(line) for line in single.splitlines() if line.startswith("{")]
-    prefill = next(t for t in tests if t["n_prompt"] and not t["n_gen"])
-    decode = next(t for t in tests if t["n_gen"])
-    batch8 = 0.0
-    for _ in range(REPEAT):
-        batched = run(PEERS / "llama/bin/llama-batched-bench", *model, "-tb", args.threads, "-c",
-                      8 * 2 * (CONTEXT + STEPS), "-npp", CONTEXT, "-ntg", STEPS, "-npl", 8,
-                      "--output-format", "jsonl")
-        lines = [json.loads(line) for line in batched.splitlines() if line.startswith("{")]
-        batch8 = max(batch8, lines[-1]["speed_tg"])
-    return {"prefill": max(prefill["samples_ts"]), "decode1": max(decode["samples_ts"]),
-            "decode8": batch8}
+    out = run(PEERS / "llama_bench", GGUF, args.threads, PREFILL, CONTEXT, STEPS, REPEAT)
+    return json.loads(out.splitlines()[-1])
 
 
 def main() -> None:

@@ -27,7 +27,9 @@ struct KvLayout {
 
   constexpr int64_t token_stride() const { return head_dim; }
   constexpr int64_t head_stride() const { return int64_t{block_tokens} * head_dim; }
-  constexpr int64_t v_offset() const { return kv_heads * head_stride(); }  // from a layer's K to its V
+  constexpr int64_t v_offset() const {
+    return kv_heads * head_stride();
+  }  // from a layer's K to its V
   constexpr int64_t layer_stride() const { return 2 * v_offset(); }
   constexpr int64_t block_stride() const { return layers * layer_stride(); }
   size_t block_bytes() const { return static_cast<size_t>(block_stride()) * dtype_bytes(dtype); }

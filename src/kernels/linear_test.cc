@@ -69,7 +69,7 @@ TEST_P(LinearTest, MatchesTheReferenceOverEdgeShapes) {
 // Rows in batches of any size, at any place, on any number of threads, beside other matrices: the
 // same bits as one at a time.
 TEST_P(LinearTest, RowsDoNotDependOnTheirBatch) {
-  const int rows = 75, n = 83, k = 150;
+  const int rows = 50, n = 50, k = 110;
   const Tensor x = Tensor::random(activation(), static_cast<size_t>(rows * k), random_);
   for (const DType weight_type : {DType::kBf16, DType::kF32}) {
     const Tensor w = Tensor::random(weight_type, static_cast<size_t>(n * k), random_);
@@ -81,7 +81,7 @@ TEST_P(LinearTest, RowsDoNotDependOnTheirBatch) {
       single->linear(x.at(static_cast<size_t>(r * k)), k, 1, {&part, 1});
     }
     const auto threaded = GetParam().make(3);
-    for (int round = 0; round < 24; ++round) {
+    for (int round = 0; round < 16; ++round) {
       const int first = static_cast<int>(random_.below(rows));
       const int count = 1 + static_cast<int>(random_.below(static_cast<uint64_t>(rows - first)));
       std::vector<float> batch(static_cast<size_t>(count * n)), again(batch.size());
@@ -100,7 +100,7 @@ TEST_P(LinearTest, RowsDoNotDependOnTheirBatch) {
 // Enough rows and weights that the work is cut into row blocks and pieces.
 TEST_P(LinearTest, LargeBatchEqualsItsRows) {
   if (GetParam().isa == CpuIsa::kScalar) GTEST_SKIP() << "slow, and cut in the same way";
-  const int rows = 1100, n = 96, k = 1024;
+  const int rows = 600, n = 96, k = 1024;
   const Tensor x = Tensor::random(activation(), static_cast<size_t>(rows * k), random_);
   const Tensor w = Tensor::random(DType::kBf16, static_cast<size_t>(n * k), random_);
   const WeightMatrix matrix{w.data(), DType::kBf16, n, k};

@@ -1,8 +1,8 @@
 // Ops on the CPU.
 //
-// The kernels are our own rather than a library's: they read weights as the checkpoint lays them out,
-// so that an expert may leave and come back as plain bytes, they need no preparation for a new number
-// of rows, and they fix the order of every sum, which libraries do only for some shapes.
+// The kernels are our own rather than a library's: they read weights as the checkpoint lays them
+// out, so that an expert may leave and come back as plain bytes, they need no preparation for a new
+// number of rows, and they fix the order of every sum, which libraries do only for some shapes.
 #pragma once
 
 #include <memory>
