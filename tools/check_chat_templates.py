@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Compare our chat-template rendering with transformers', template by template.
 
-    pip install transformers jinja2
+    pip install -r tools/requirements-text.txt
     tools/check_chat_templates.py FOLDER_OR_FILE.jinja [...]
 
 Every template renders many conversations: system prompts, several turns, tools, tool calls and

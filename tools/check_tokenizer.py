@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Compare our tokenizer with Hugging Face's `tokenizers` on mixed text, id by id.
 
-    pip install tokenizers
+    pip install -r tools/requirements-text.txt
     tools/check_tokenizer.py --characters 5000000 MODEL_FOLDER [MODEL_FOLDER ...]
 
 Each folder holds a tokenizer.json. The text is made from a seed: source files of this repository

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Make the small tokenizers and expected ids that src/text's tests read.
 
-    pip install tokenizers==0.23.3
+    pip install -r tools/requirements-text.txt
     tools/make_tokenizer_fixtures.py tests/golden/tokenizers
 
 Trains four tokenizers on this repository's sources, one for each family that we read, and lets

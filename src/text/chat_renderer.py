@@ -9,6 +9,7 @@ is answered by {"text": …} or {"error": …}.
 import datetime
 import functools
 import json
+import math
 import resource
 import sys
 import time
@@ -149,7 +150,7 @@ def render(request):
 
 
 def answer(request):
-    cpu = int(time.process_time()) + 1 + request["cpu_seconds"]
+    cpu = math.ceil(time.process_time()) + request["cpu_seconds"]
     resource.setrlimit(resource.RLIMIT_CPU, (cpu, resource.RLIM_INFINITY))
     try:
         return {"text": render(request)}
