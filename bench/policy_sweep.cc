@@ -131,6 +131,7 @@ struct Options {
   std::string file;
   int shared_prefix = 0;
   double think_cap = 20;
+  bool plain_lru = false;
 };
 
 nlohmann::json run_point(const Platform& platform, const Options& options, int sessions,
@@ -149,6 +150,7 @@ nlohmann::json run_point(const Platform& platform, const Options& options, int s
     loop.sim.routing.cold_popularity = cold;
   }
   loop.policies = policy_config_for(platform.model, layout, loop.sim);
+  loop.policies.priced.queue_aware_reuse = !options.plain_lru;
   std::vector<SessionScript> scripts;
   if (options.file.empty()) {
     GrowthOptions growth = platform.growth;
@@ -239,6 +241,7 @@ int main(int argc, char** argv) {
   app.add_option("--file", options.file, "sessions: lines of 'session prompt output think_us'");
   app.add_option("--shared-prefix", options.shared_prefix,
                  "tokens that all sessions of the file share");
+  app.add_flag("--plain-lru", options.plain_lru, "priced: evict in order of last use");
   app.add_option("--think-cap", options.think_cap, "seconds");
   CLI11_PARSE(app, argc, argv);
   try {

@@ -16,7 +16,9 @@ BoundaryPlanner::BoundaryPlanner(const MemoryLayout& layout, const Config& confi
       up_(config.up_bytes_per_us),
       down_(config.down_bytes_per_us),
       heat_(layout, config.experts_per_token),
-      target_(layout.min_groups_out) {}
+      reuse_(config.reuse_window_turns),
+      target_(layout.min_groups_out),
+      barred_for_(config.bar / 2) {}
 
 void BoundaryPlanner::observe(const StepObservation& step) {
   const double tokens = step.decode_requests + step.prefill_tokens;
@@ -129,10 +131,20 @@ int BoundaryPlanner::target(Micros now, double host_tokens, Micros interval) {
     }
   }
   const Forecast current = forecast(target_, host_tokens, now);
-  const bool keep =
-      current.tpot <= tpot_bound && least > (1 - config_.hysteresis) * current.engine_per_turn;
+  const bool too_slow = current.tpot > tpot_bound;
+  if (too_slow && target_ > low) {
+    // The plan that has led here foresaw fewer requests at once: not again for a while.
+    barred_for_ = now - raised_at_ > 4 * barred_for_
+                      ? config_.bar
+                      : std::min(2 * barred_for_, config_.longest_bar);
+    barred_until_ = now + barred_for_;
+  }
+  if (now < barred_until_) best = std::min(best, low);
+  const bool keep = !too_slow && least > (1 - config_.hysteresis) * current.engine_per_turn;
   // Nothing to gain anywhere: back to the whole model, however small the loss.
-  if (!keep || best == low) target_ = best;
+  if (keep && best != low) return target_;
+  if (best > target_) raised_at_ = now;
+  target_ = best;
   return target_;
 }
 

@@ -24,17 +24,20 @@ class BoundaryPlanner {
     DecodeEstimator::Prior decode;
     double up_bytes_per_us = 50e3, down_bytes_per_us = 50e3;
     double copy_slowdown = 0.06;  // relative, of a step while KV copies run
-    int experts_per_token = 0;
-    int min_turns = 8;             // before which nothing is given up by plan
-    double hysteresis = 0.03;      // gain below which the target stays
-    double tpot_tolerance = 0.01;  // over the static split's TPOT
+    int experts_per_token = 0;    // 0: unknown, every given-up expert is taken to be chosen
+    int reuse_window_turns = 64;  // turns whose reuse distances count: contexts grow
+    int min_turns = 8;            // before which nothing is given up by plan
+    double hysteresis = 0.03;     // gain below which the target stays
+    Micros bar = 60 * kSecond;    // no plan for so long after one led beyond the bound on TPOT,
+    Micros longest_bar = 960 * kSecond;  // doubling up to this
+    double tpot_tolerance = 0.01;        // over the static split's TPOT
   };
   // `layout` must outlive this.
   BoundaryPlanner(const MemoryLayout& layout, const Config& config);
 
   void observe(const StepObservation& step);
-  void turn_started(SessionId session, int prompt_tokens) {
-    reuse_.turn_started(session, prompt_tokens);
+  void turn_scheduled(SessionId session, int prompt_tokens) {
+    reuse_.turn_scheduled(session, prompt_tokens);
   }
   void turn_ended(SessionId session, const RequestStats& stats, Micros now);
   // A waiting request lacked room although every cached block was counted.
@@ -84,6 +87,7 @@ class BoundaryPlanner {
   int64_t turns_ = 0;
   Micros last_room_limited_ = -1e18, planned_at_ = -1e18;
   int target_ = 0;
+  Micros raised_at_ = -1e18, barred_until_ = -1e18, barred_for_ = 0;
 };
 
 }  // namespace vamp

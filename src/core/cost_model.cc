@@ -62,8 +62,8 @@ double activation_probability(double q, double tokens) {
   return -std::expm1(tokens * std::log1p(-q));
 }
 
-Micros staging_delay(double activated_bytes, double whole_bytes, double bytes_per_us,
-                     Micros hidden, Micros step_us) {
+Micros staging_delay(double activated_bytes, double whole_bytes, double bytes_per_us, Micros hidden,
+                     Micros step_us) {
   const Micros activated = std::max(0.0, activated_bytes / bytes_per_us - hidden);
   const Micros whole = std::max(0.0, whole_bytes / bytes_per_us - step_us);
   return std::min(activated, whole);
@@ -87,9 +87,8 @@ double drop_clean(double bytes, double up_rate, double slowdown, double reuse_pr
 
 double demote(double bytes, double down_rate, double up_rate, double slowdown,
               double reuse_probability, double link_share_taken, double requests) {
-  return slowdown * bytes / down_rate * requests + drop_clean(bytes, up_rate, slowdown,
-                                                              reuse_probability, link_share_taken,
-                                                              requests);
+  return slowdown * bytes / down_rate * requests +
+         drop_clean(bytes, up_rate, slowdown, reuse_probability, link_share_taken, requests);
 }
 
 double give_up(Micros step_delay, double steps_per_us, Micros horizon, double requests,

@@ -67,11 +67,11 @@ Micros copy(double bytes, double bytes_per_us, double utilization);
 double activation_probability(double q, double tokens);
 
 // D: microseconds that given-up experts add to one step. The executor stages either only activated
-// experts (of whose copy the resident experts' products hide `hidden` us) or the whole region behind
-// the step's own work, whichever is faster:
-// min(max(0, activated / rate - hidden), max(0, whole / rate - step)).
-Micros staging_delay(double activated_bytes, double whole_bytes, double bytes_per_us,
-                     Micros hidden, Micros step_us);
+// experts (of whose copy the resident experts' products hide `hidden` us) or the whole region
+// behind the step's own work, whichever is faster: min(max(0, activated / rate - hidden), max(0,
+// whole / rate - step)).
+Micros staging_delay(double activated_bytes, double whole_bytes, double bytes_per_us, Micros hidden,
+                     Micros step_us);
 
 // X(z) = z (1 + N) / (1 - min(rho, 0.9)): z us of engine time delay the request itself, all N that
 // run or wait, and those that arrive in the busy period which it prolongs. rho: share of time that

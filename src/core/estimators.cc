@@ -126,15 +126,15 @@ ExpertHeat::ExpertHeat(const MemoryLayout& layout, int experts_per_token)
     : layout_(layout),
       experts_per_token_(experts_per_token),
       share_(static_cast<size_t>(layout.moe_layers) * layout.experts,
-             layout.experts > 0
-                 ? std::min(1.0f, static_cast<float>(experts_per_token) / layout.experts)
-                 : 0),
+             experts_per_token > 0 ? std::min(1.0f, static_cast<float>(experts_per_token) /
+                                                        std::max(1, layout.experts))
+                                   : 1.0f),
       kappa_(ewmas<kTokenBuckets>(1.0 / 32, 1)) {
   rebuild();
 }
 
 void ExpertHeat::add_counts(const std::vector<uint32_t>& counts) {
-  if (counts.empty()) return;
+  if (counts.empty() || experts_per_token_ <= 0) return;
   VAMP_CHECK(counts.size() == share_.size(), "{} expert counts for {} experts", counts.size(),
              share_.size());
   const size_t experts = layout_.experts;
@@ -213,10 +213,10 @@ void HiddenCopyEstimator::add(double tokens, double staged_bytes, double bytes_p
 
 // ---- ReuseCurve
 
-void ReuseCurve::to_front(SessionId session, int tokens) {
+void ReuseCurve::to_front(SessionId session, int tokens, bool running) {
   const auto found = where_.find(session);
   if (found == where_.end()) {
-    stack_.push_front({session, tokens});
+    stack_.push_front({session, tokens, running});
     where_[session] = stack_.begin();
     total_ += tokens;
     if (stack_.size() > kMaxSessions) {
@@ -228,24 +228,32 @@ void ReuseCurve::to_front(SessionId session, int tokens) {
   }
   total_ += tokens - found->second->tokens;
   found->second->tokens = tokens;
+  found->second->running = running;
   stack_.splice(stack_.begin(), stack_, found->second);
 }
 
-void ReuseCurve::turn_started(SessionId session, int prompt_tokens) {
+void ReuseCurve::turn_scheduled(SessionId session, int prompt_tokens) {
   Turn turn;
   turn.prompt = prompt_tokens;
   const auto found = where_.find(session);
   if (found != where_.end()) {
     turn.reusable = std::min(found->second->tokens, prompt_tokens);
-    for (auto it = stack_.begin(); it != found->second; ++it) turn.before += it->tokens;
+    bool since = true;  // on this side of the stack: used since this session's last turn
+    for (auto it = stack_.begin(); it != stack_.end(); ++it) {
+      if (it == found->second) {
+        since = false;
+      } else if (since || it->running) {
+        turn.before += it->tokens;
+      }
+    }
   }
   turns_.push_back(turn);
   if (turns_.size() > window_) turns_.pop_front();
-  to_front(session, prompt_tokens);
+  to_front(session, prompt_tokens, true);
 }
 
 void ReuseCurve::turn_ended(SessionId session, int context_tokens) {
-  to_front(session, context_tokens);
+  to_front(session, context_tokens, false);
 }
 
 Micros ReuseCurve::prefill_per_turn(double pool_tokens, const price::PrefillCost& cost) const {

@@ -114,7 +114,7 @@ class LinkEstimator {
 // 1e-6).
 class ExpertHeat {
  public:
-  // `layout` must outlive this.
+  // `layout` must outlive this. Experts a token 0: unknown, every given-up expert counts as chosen.
   ExpertHeat(const MemoryLayout& layout, int experts_per_token);
   // Tokens that chose each expert, [moe_layer * experts + expert].
   void add_counts(const std::vector<uint32_t>& counts);
@@ -133,8 +133,8 @@ class ExpertHeat {
   std::array<Ewma, kTokenBuckets> kappa_;
 };
 
-// M5: microseconds of copying activated experts that a step hides, by token bucket. A copy that is hidden
-// wholly says "at least so much"; one that is waited for says how much (EWMA 1/32). From 0.
+// M5: microseconds of copying activated experts that a step hides, by token bucket. A copy that is
+// hidden wholly says "at least so much"; one that is waited for says how much (EWMA 1/32). From 0.
 class HiddenCopyEstimator {
  public:
   void add(double tokens, double staged_bytes, double bytes_per_us, Micros stall);
@@ -150,8 +150,8 @@ class HiddenCopyEstimator {
 // answers for the static pool and for every boundary alike, whatever we did meanwhile.
 class ReuseCurve {
  public:
-  explicit ReuseCurve(int window_turns = 256) : window_(window_turns) {}
-  void turn_started(SessionId session, int prompt_tokens);
+  explicit ReuseCurve(int window_turns) : window_(window_turns) {}
+  void turn_scheduled(SessionId session, int prompt_tokens);  // its blocks are taken now
   void turn_ended(SessionId session, int context_tokens);
 
   // Mean over the window of prefill time a turn with a pool of `pool_tokens`.
@@ -164,13 +164,14 @@ class ReuseCurve {
   struct Entry {
     SessionId session = 0;
     int tokens = 0;
+    bool running = false;
   };
   struct Turn {
-    double before = 0;  // tokens used by others since
+    double before = 0;  // tokens of others used since or in use
     int reusable = 0, prompt = 0;
   };
   static constexpr size_t kMaxSessions = 4096;
-  void to_front(SessionId session, int tokens);
+  void to_front(SessionId session, int tokens, bool running);
   size_t window_;
   std::list<Entry> stack_;  // most recently used first
   std::unordered_map<SessionId, std::list<Entry>::iterator> where_;

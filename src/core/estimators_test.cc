@@ -139,7 +139,7 @@ TEST(ReuseCurve, StackDistances) {
   ReuseCurve curve(4);
   for (int round = 0; round < 5; ++round) {
     for (SessionId session = 1; session <= 4; ++session) {
-      curve.turn_started(session, 1000);
+      curve.turn_scheduled(session, 1000);
       curve.turn_ended(session, 1000);
     }
   }
@@ -149,6 +149,15 @@ TEST(ReuseCurve, StackDistances) {
   EXPECT_DOUBLE_EQ(curve.prefill_per_turn(3000, per_token), 1000);
   EXPECT_DOUBLE_EQ(curve.prefill_per_turn(0, per_token), 1000);
   EXPECT_EQ(curve.stack_tokens(), 4000);
+
+  // A session that runs all the while takes room without being used "since".
+  ReuseCurve busy(1);
+  busy.turn_scheduled(1, 5000);
+  busy.turn_scheduled(2, 1000);
+  busy.turn_ended(2, 1000);
+  busy.turn_scheduled(2, 1000);
+  EXPECT_DOUBLE_EQ(busy.prefill_per_turn(6000, per_token), 0);
+  EXPECT_DOUBLE_EQ(busy.prefill_per_turn(5000, per_token), 1000);
 }
 
 TEST(GapHistogram, ConditionalReturn) {

@@ -71,15 +71,15 @@ PricedPolicy::Segment PricedPolicy::price_segment(const EvictionCandidate& candi
   const double bytes = blocks * market.block_bytes;
   const Micros recompute =
       price::prefill(planner_.prefill_cost(), candidate.prefix_tokens, candidate.tokens);
-  segment.drop = dirty_share * price::drop(p, price::externality(recompute, market.requests,
-                                                                 market.prefill_load)) +
-                 price::drop_clean((1 - dirty_share) * bytes, planner_.up_rate(),
-                                   config_.planner.copy_slowdown, p, market.link_taken,
-                                   market.requests);
+  segment.drop =
+      dirty_share *
+          price::drop(p, price::externality(recompute, market.requests, market.prefill_load)) +
+      price::drop_clean((1 - dirty_share) * bytes, planner_.up_rate(),
+                        config_.planner.copy_slowdown, p, market.link_taken, market.requests);
   if (config_.host_tier) {
-    segment.demote = price::demote(bytes, planner_.down_rate(), planner_.up_rate(),
-                                   config_.planner.copy_slowdown, p, market.link_taken,
-                                   market.requests);
+    segment.demote =
+        price::demote(bytes, planner_.down_rate(), planner_.up_rate(),
+                      config_.planner.copy_slowdown, p, market.link_taken, market.requests);
   }
   segment.per_block = segment.drop / blocks;
   return segment;
@@ -108,8 +108,8 @@ double PricedPolicy::price_of_groups(const ReclaimInputs& in, const Market& mark
 }
 
 // By recompute: the victim's blocks become evictable, those that the gap needs are dropped when the
-// scheduler asks again, and the rest is kept or written back as its price says. A swap would free nothing
-// before its copy has ended, and the gap must be met in this step.
+// scheduler asks again, and the rest is kept or written back as its price says. A swap would free
+// nothing before its copy has ended, and the gap must be met in this step.
 void PricedPolicy::add_victims(const ReclaimInputs& in, const Market& market, int missing,
                                Plan& plan) const {
   constexpr size_t kMaxVictims = 4;
@@ -177,9 +177,11 @@ ReclaimDecision PricedPolicy::choose(const ReclaimInputs& in) {
                                   gained.begin()) +
                      1
                : 0;
-  // A waiting request gets experts' memory only as far as the plan goes: the plan weighs how many run at
-  // once against longer steps. A running one may go beyond it rather than see another preempted.
-  const int inside = in.admission ? (planned - in.boundary.groups_out) / in.boundary.increment_groups : most;
+  // A waiting request gets experts' memory only as far as the plan goes: the plan weighs how many
+  // run at once against longer steps. A running one may go beyond it rather than see another
+  // preempted.
+  const int inside =
+      in.admission ? (planned - in.boundary.groups_out) / in.boundary.increment_groups : most;
   ReclaimDecision decision;
   Plan best;
   best.total = kInfeasible;
@@ -200,7 +202,8 @@ ReclaimDecision PricedPolicy::choose(const ReclaimInputs& in) {
     const double short_bytes = in.gap_blocks * now.block_bytes;
     const double release_rate =
         planner_.tokens_released_rate(in.now) * now.block_bytes / in.block_tokens;
-    decision.costs.push_back({ActionKind::kWait, price::wait(short_bytes, release_rate, in.num_behind)});
+    decision.costs.push_back(
+        {ActionKind::kWait, price::wait(short_bytes, release_rate, in.num_behind)});
     if (!best.feasible) {
       decision.kind = ActionKind::kWait;
       decision.wait = true;
@@ -254,11 +257,6 @@ BackgroundDecision PricedPolicy::background(const BackgroundInputs& in) {
     slack_since_ = -1;
   }
   return decision;
-}
-
-void PricedPolicy::on_turn_started(SessionId session, int prompt_tokens, Micros now) {
-  planner_.turn_started(session, prompt_tokens);
-  sessions_.turn_started(session, now);
 }
 
 void PricedPolicy::on_turn_ended(SessionId session, const RequestStats& stats, Micros now) {

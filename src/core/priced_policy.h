@@ -37,7 +37,12 @@ class PricedPolicy final : public ReclaimPolicy {
   ReclaimDecision choose(const ReclaimInputs& inputs) override;
   BackgroundDecision background(const BackgroundInputs& inputs) override;
   void observe(const StepObservation& step) override { planner_.observe(step); }
-  void on_turn_started(SessionId session, int prompt_tokens, Micros now) override;
+  void on_turn_started(SessionId session, int, Micros now) override {
+    sessions_.turn_started(session, now);
+  }
+  void on_turn_scheduled(SessionId session, int prompt_tokens, Micros) override {
+    planner_.turn_scheduled(session, prompt_tokens);
+  }
   void on_turn_ended(SessionId session, const RequestStats& stats, Micros now) override;
   void on_rescheduled(Micros preempted, Micros now) override { requeue_.add(now - preempted); }
 

@@ -115,6 +115,7 @@ void Scheduler::Impl::enter(RequestState& request, const PrefixMatch& match, int
   if (!request.admitted_before) {
     request.admitted_before = true;
     stats.first_scheduled = now;
+    policy->on_turn_scheduled(request.session, stats.prompt_tokens, now);
     stats.cached_tokens = match.device_blocks * block_tokens;
     stats.host_cached_tokens = match.host_blocks * block_tokens;
     hit_rate.add(stats.prompt_tokens, start);
