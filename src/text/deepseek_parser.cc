@@ -2,6 +2,8 @@
 // …call▁begin｜>function<｜tool▁sep｜>NAME\n```json\n{…}\n```<｜tool▁call▁end｜>; V3.1:
 // …call▁begin｜>NAME<｜tool▁sep｜>{…}<｜tool▁call▁end｜>; all of them between calls▁begin and
 // calls▁end.
+#include <algorithm>
+
 #include "text/output_parsers.h"
 #include "text/parser_tools.h"
 
@@ -12,6 +14,7 @@ constexpr std::string_view kCallsBegin = "<｜tool▁calls▁begin｜>";
 constexpr std::string_view kCallsEnd = "<｜tool▁calls▁end｜>";
 constexpr std::string_view kCallBegin = "<｜tool▁call▁begin｜>";
 constexpr std::string_view kCallEnd = "<｜tool▁call▁end｜>";
+constexpr std::string_view kFenceText = "```";
 constexpr std::string_view kSeparator = "<｜tool▁sep｜>";
 
 class DeepSeekParser final : public OutputParser {
@@ -33,7 +36,7 @@ class DeepSeekParser final : public OutputParser {
   }
 
  private:
-  enum class State { kContent, kHeader, kArguments };
+  enum class State { kContent, kHeader, kArguments, kFence };
 
   bool step(MessageDelta& out) {
     switch (state_) {
@@ -43,6 +46,8 @@ class DeepSeekParser final : public OutputParser {
         return read_header(out);
       case State::kArguments:
         return read_arguments(out);
+      case State::kFence:
+        return read_fence();
     }
     return false;
   }
@@ -52,9 +57,7 @@ class DeepSeekParser final : public OutputParser {
     const auto markers = {kCallBegin, kCallsBegin, kCallsEnd, kCallEnd};
     const MarkerMatch match = find_marker(buffer_, markers);
     const size_t sure = match ? match.at : buffer_.size() - partial_marker(buffer_, markers);
-    std::string_view text = std::string_view(buffer_).substr(0, sure);
-    if (match.marker == kCallEnd && trimmed(text) == "```") text = {};
-    content_.write(text, out);
+    content_.write(std::string_view(buffer_).substr(0, sure), out);
     buffer_.erase(0, match ? match.end() : sure);
     if (match.marker == kCallBegin) state_ = State::kHeader;
     return static_cast<bool>(match);
@@ -83,16 +86,16 @@ class DeepSeekParser final : public OutputParser {
     const size_t size = scanner_.push(buffer_);
     writer_.arguments(std::string_view(buffer_).substr(0, size), out);
     buffer_.erase(0, size);
-    if (!scanner_.done()) return false;
-    // The closing fence belongs to the call.
-    const size_t end = buffer_.find(kCallEnd);
-    const std::string_view tail = std::string_view(buffer_).substr(0, end);
-    const std::string_view fence = trimmed(tail);
-    if (end == std::string::npos &&
-        (fence.empty() || fence == "`" || fence == "``" || fence.starts_with("```"))) {
-      return false;
-    }
-    buffer_.erase(0, end == std::string::npos ? 0 : end);
+    if (scanner_.done()) state_ = State::kFence;
+    return scanner_.done();
+  }
+
+  // V3 closes the arguments by a fence, which belongs to the call.
+  bool read_fence() {
+    const size_t at = std::min(buffer_.find_first_not_of(" \n\r\t"), buffer_.size());
+    const std::string_view rest = std::string_view(buffer_).substr(at);
+    if (rest.size() < kFenceText.size() && kFenceText.starts_with(rest)) return false;
+    if (rest.starts_with(kFenceText)) buffer_.erase(0, at + kFenceText.size());
     state_ = State::kContent;
     return true;
   }
