@@ -108,7 +108,7 @@ void Scheduler::Impl::move_blocks() {
 }
 
 void Scheduler::Impl::schedule_running() {
-  // A long prompt leaves room for those behind it that need one token each.
+  // A long prompt leaves room for those behind it that need one token each, up to half of the budget.
   int decodes_left = static_cast<int>(std::count_if(running.begin(), running.end(), decodes));
   // Only those behind the current one are ever preempted, so the index stays good.
   for (size_t i = 0; i < running.size() && budget > 0; ++i) {
@@ -116,7 +116,7 @@ void Scheduler::Impl::schedule_running() {
     decodes_left -= decodes(&request);
     if (request.sampling_planned() || !arrived(request)) continue;
     const int count = std::min(request.planned_length() - request.computed,
-                               std::max(1, budget - std::max(decodes_left, 0)));
+                               std::max((budget + 1) / 2, budget - decodes_left));
     const int short_by =
         blocks_for(request.computed + count) - static_cast<int>(request.table.size());
     if (short_by > 0) {

@@ -104,7 +104,7 @@ struct Scheduler::Impl {
   void gather(int needed, const RequestState& request, bool admission, ReclaimInputs& inputs);
   int carry_out(const ReclaimInputs& inputs, const ReclaimDecision& decision,
                 const RequestState& request, uint64_t id);
-  void force_room(int needed, const RequestState& request, bool admission);
+  int force_room(int needed, const RequestState& request, bool admission, uint64_t id);
   RequestState* victim(RequestId id, const RequestState& behind) const;
   void preempt(RequestState& request, bool swap);
   int free_soon() const { return blocks.free_blocks() + blocks.leaving_blocks(); }

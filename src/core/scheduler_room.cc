@@ -30,7 +30,12 @@ bool Scheduler::Impl::make_room(int needed, RequestState& request, bool admissio
   // The policy's answers do not help. Where nobody else could ever free the blocks, they must be
   // found.
   if (free_soon() < needed && (!admission || running.empty())) {
-    force_room(needed, request, admission);
+    gather(needed, request, admission, record.inputs);
+    record.id = record.inputs.decision;
+    record.decision = {};
+    record.decision.note = "forced: the policy's answers left nobody who could free the blocks";
+    record.blocks_won = force_room(needed, request, admission, record.id);
+    decisions.made(record);
   }
   return blocks.free_blocks() >= needed;
 }
@@ -123,19 +128,22 @@ RequestState* Scheduler::Impl::victim(RequestId id, const RequestState& behind) 
   return waiting.key_comp()(&behind, it->second) ? it->second : nullptr;
 }
 
-// In the order of a static engine, then more memory: what is certain to help.
-void Scheduler::Impl::force_room(int needed, const RequestState& request, bool admission) {
+// In the order of a static engine, then more memory: what is certain to help. Returns the blocks won.
+int Scheduler::Impl::force_room(int needed, const RequestState& request, bool admission,
+                                uint64_t id) {
+  const int before = free_soon();
   const auto gap = [&] { return needed - free_soon(); };
-  if (gap() > 0) blocks.drop_coldest(gap(), 0);
+  blocks.drop_coldest(gap(), id);
   while (!admission && gap() > 0 && !running.empty() && running.back() != &request) {
     preempt(*running.back(), /*swap=*/false);
-    if (gap() > 0) blocks.drop_coldest(gap(), 0);
+    blocks.drop_coldest(gap(), id);
   }
   while (gap() > 0 && boundary_may_move()) {
     const int groups_before = boundary.groups_out();
     boundary.raise(layout.increment_groups, plan);
     if (boundary.groups_out() == groups_before) break;
   }
+  return free_soon() - before;
 }
 
 // Back into the queue. Its full blocks stay cached; with `swap` they and the partly filled one go
