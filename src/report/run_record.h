@@ -85,7 +85,7 @@ struct RunRecord {
 
 // How many answers of all runs agree, token for token.
 struct AnswerComparison {
-  int compared = 0;   // turns answered in every run
+  int compared = 0;  // turns answered in every run
   int identical = 0;
   std::string first_difference;  // where, or empty
 };
