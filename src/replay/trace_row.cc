@@ -86,6 +86,9 @@ nlohmann::json parse_json(std::string_view text, const std::string& document, in
     const size_t column = line_begin == std::string_view::npos ? byte + 1 : byte - line_begin;
     throw Error("trace {} line {}: not valid JSON at column {}; is the file complete?", document,
                 first_line + newlines, column);
+  } catch (const nlohmann::json::out_of_range&) {
+    throw Error("trace {} line {}: holds a number that is too large for any field", document,
+                first_line);
   }
 }
 

@@ -108,6 +108,8 @@ TEST(MooncakeTrace, FaultsNameFileLineAndField) {
               HasSubstr("make 1 blocks of 16"));
   EXPECT_THAT(fault_of("{\"input_length\":5,\"hash_ids\":[]}\n{\"text_input\":\"x\"}"),
               AllOf(HasSubstr("line 2"), HasSubstr("cannot be mixed")));
+  EXPECT_THAT(fault_of("{\"input_length\":5,\"hash_ids\":[]}\n{\"delay\":1e9999}"),
+              AllOf(HasSubstr("line 2"), HasSubstr("too large")));
   EXPECT_THAT(fault_of("{\"a\":1}"), HasSubstr("--trace-format"));
   EXPECT_THAT(fault_of("  \n"), HasSubstr("is empty"));
 }
