@@ -83,7 +83,8 @@ std::optional<std::string> Scheduler::Impl::add(RequestInput input, Micros time)
 // Keys for all full blocks of the known tokens.
 void Scheduler::Impl::name_blocks(RequestState& request) {
   const size_t full = request.tokens.size() / block_tokens;
-  request.keys.reserve(full);
+  // Only once: reserving one more each time would copy them all each time.
+  if (request.keys.empty()) request.keys.reserve(full);
   while (request.keys.size() < full) {
     const size_t first = request.keys.size() * block_tokens;
     const PrefixKey parent =
