@@ -99,6 +99,9 @@ void run(Bench bench) {
   RealClock clock;
   bench.config.max_num_batched_tokens = std::max(bench.prefill, 8 * bench.context);
   bench.config.max_num_seqs = 8;
+  const int tokens = std::max(bench.prefill, 8 * (bench.context + bench.steps + 16));
+  bench.config.min_pool = static_cast<size_t>(tokens) *
+                          kv_bytes_per_token(load_model_config(bench.config.model), 1, DType::kF32);
   CpuExecutor executor(bench.config, clock);
   Runner runner(executor);
   Micros prefill = 1e30, decode1 = 1e30, decode8 = 1e30;
@@ -138,6 +141,12 @@ int main(int argc, char** argv) {
                                                             {"float32", vamp::ComputeDType::kF32}};
   app.add_option("--dtype", bench.config.dtype, "auto, bfloat16 or float32")
       ->transform(CLI::CheckedTransformer(dtypes));
+  const std::map<std::string, vamp::StagingMode> modes = {
+      {"auto", vamp::StagingMode::kAuto},
+      {"whole-region", vamp::StagingMode::kWholeRegion},
+      {"activated", vamp::StagingMode::kActivated}};
+  app.add_option("--staging", bench.config.staging, "auto, whole-region or activated")
+      ->transform(CLI::CheckedTransformer(modes));
   app.add_flag_callback(
       "--dummy", [&] { bench.config.load_format = vamp::LoadFormat::kDummy; }, "Random weights");
   CLI11_PARSE(app, argc, argv);

@@ -224,6 +224,10 @@ TEST(CpuExecutor, APlanThatBreaksTheContractStopsServing) {
   plan.batch = {{5, 0, 1, true, {}}};  // no such request
   executor.submit(plan);
   EXPECT_THROW(executor.wait(), InvariantError);
+
+  CpuExecutor other(golden_config("mixtral", 50), clock);
+  other.submit(single(1, {1}, {other.layout().max_blocks() - 1}));  // a block in a hole
+  EXPECT_THROW(other.wait(), InvariantError);
 }
 
 TEST(CpuExecutor, TokensOutsideTheVocabularyFailTheirRequestAlone) {

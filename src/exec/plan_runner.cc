@@ -63,6 +63,7 @@ void PlanRunner::carry_out(const StepPlan& plan, StepResult& result) {
   blocks_moved_ = false;
   table_.apply(plan);
   if (plan.boundary) move_boundary(*plan.boundary, result);
+  check_blocks(plan);
   move_blocks(plan);
   blocks_moved_ = true;
   copier_.start(plan.step, plan.demote, plan.promote);
@@ -106,6 +107,21 @@ void PlanRunner::move_partition(const PartitionTarget& target) {
     throw;
   }
   copier_.resume();
+}
+
+// A block that is a hole would kill the process at its first byte.
+void PlanRunner::check_blocks(const StepPlan& plan) const {
+  const auto check = [&](RequestSlot slot, BlockId block) {
+    VAMP_CHECK(partition_.kv().block_mapped(block), "slot {} gets block {}, which is not mapped",
+               slot, block);
+  };
+  for (const TableEdit& edit : plan.edit_tables) check(edit.slot, edit.block);
+  for (const StartRequest& request : plan.start) {
+    for (BlockId block : request.blocks) check(request.slot, block);
+  }
+  for (const BatchEntry& entry : plan.batch) {
+    for (BlockId block : entry.new_blocks) check(entry.slot, block);
+  }
 }
 
 void PlanRunner::move_blocks(const StepPlan& plan) {

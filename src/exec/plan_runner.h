@@ -45,6 +45,7 @@ class PlanRunner {
   void lose(const StepPlan& plan, const std::string& why);
   void move_boundary(const BoundaryMove& move, StepResult& result);
   void move_partition(const PartitionTarget& target);
+  void check_blocks(const StepPlan& plan) const;
   void move_blocks(const StepPlan& plan);
   void copy_block(BlockId from, BlockId to);
   void forward(const StepPlan& plan, StepResult& result);
