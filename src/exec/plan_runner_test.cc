@@ -193,7 +193,7 @@ TEST(PlanRunner, AFailedReadOfExpertsLosesAStepAndNothingElse) {
   const test::Tokens prompts = test::make_prompts(3, 512, 8);
   const test::Tokens expected = test::run_plainly(config, prompts, 5);
 #ifdef VAMP_SANITIZED
-  constexpr int kStride = 17;
+  constexpr int kStride = 7;
 #else
   constexpr int kStride = 5;
 #endif

@@ -183,7 +183,7 @@ INSTANTIATE_TEST_SUITE_P(Policies, SchedulerLoop,
                          [](const auto& test) { return std::string(test.param); });
 
 #ifdef VAMP_SANITIZED
-constexpr int kStride = 13;
+constexpr int kStride = 6;
 #else
 constexpr int kStride = 4;
 #endif
