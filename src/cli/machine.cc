@@ -116,6 +116,7 @@ Machine make_machine(const MachineSetup& setup, const ModelConfig& model,
   machine.scheduler.host_blocks = host_blocks;
   machine.scheduler.two_way_boundary = traits.two_way_boundary;
   machine.scheduler.eos_token_ids = model.eos_token_ids;
+  machine.scheduler.limits.vocab_size = model.vocab_size;
   if (!traits.moves_boundary) machine.scheduler.max_groups_out = machine.layout->min_groups_out;
   machine.staging = traits.whole_region_staging ? StagingMode::kWholeRegion : setup.staging;
   return machine;

@@ -89,7 +89,8 @@ class BlockManager {
   int demote_run(RunId run, bool evict, StepPlan& plan);
   // Coldest first, at most `max` runs, each cut to `segment_blocks` from its end.
   void candidates(int max, int segment_blocks, std::vector<EvictionCandidate>& out) const;
-  // Runs with blocks that the host tier lacks, coldest first, at most `max`; whole, whatever can go.
+  // Runs with blocks that the host tier lacks, coldest first, at most `max`; whole, whatever can
+  // go.
   void dirty_runs(int max, std::vector<EvictionCandidate>& out) const;
   void reset_cache();
 
@@ -144,7 +145,7 @@ class BlockManager {
   void set_leaving(NodeId id, bool leaving);
   void count_leaving(BlockId id);
   void leave_if_ready(NodeId id);
-  void forget(NodeId id, uint64_t decision);
+  void forget(NodeId id, std::optional<Ghost> ghost);
   HostBlockId allocate_host(NodeId node);
   int demote_from(RunId run, int count, bool evict, StepPlan& plan);
   void start_copy(BlockId device, HostBlockId host, CopyKind kind, StepPlan& plan);

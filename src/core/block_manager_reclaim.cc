@@ -136,7 +136,7 @@ void BlockManager::reset_cache() {
       if (index_.at(node).leaving) continue;
       ++freed;
       if (index_.at(node).device == kNoId) {
-        forget(node, 0);
+        forget(node, std::nullopt);
       } else {
         order_.count_clean(node, -1);
         index_.at(node).host = kNoId;
@@ -152,7 +152,8 @@ void BlockManager::drop_tail(NodeId id, uint64_t decision) {
   order_.take_tail(id);
   const bool lost = !index_.at(id).host_ready;
   detach_device(id);
-  if (lost) forget(id, decision);
+  if (!lost) return;
+  forget(id, decision == 0 ? std::nullopt : std::optional(Ghost{decision, now_}));
 }
 
 void BlockManager::detach_device(NodeId id) {
@@ -190,13 +191,14 @@ void BlockManager::leave_if_ready(NodeId id) {
     const bool lost = !node.host_ready;
     if (node.run != kNoId) order_.take_tail(id);
     detach_device(id);
-    if (lost) forget(id, 0);
+    if (lost) forget(id, std::nullopt);
     id = parent;
   }
 }
 
 // Content is lost. What hangs on it in the host tier could never be reached again: it goes too.
-void BlockManager::forget(NodeId id, uint64_t decision) {
+// With a ghost it is remembered, so that asking for it again can be charged.
+void BlockManager::forget(NodeId id, std::optional<Ghost> ghost) {
   stack_.assign(1, id);
   while (!stack_.empty()) {
     const NodeId last = stack_.back();
@@ -208,7 +210,7 @@ void BlockManager::forget(NodeId id, uint64_t decision) {
     VAMP_CHECK(node.device == kNoId, "node {} is lost while on the device", last);
     if (node.host != kNoId) host_.free(node.host);
     node.host = kNoId;
-    if (decision != 0) ghosts_.remember(node.key, {decision, now_});
+    if (ghost) ghosts_.remember(node.key, *ghost);
     index_.remove(last);
     stack_.pop_back();
   }
@@ -225,7 +227,7 @@ HostBlockId BlockManager::allocate_host(NodeId for_node) {
     if (node.leaving || (node.device == kNoId && node.first_child != kNoId)) {
       host_.touch(coldest);
     } else if (node.device == kNoId) {
-      forget(id, 0);
+      forget(id, Ghost{0, now_});
     } else {
       order_.count_clean(id, -1);
       node.host = kNoId;

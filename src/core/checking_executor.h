@@ -59,7 +59,7 @@ class CheckingExecutor final : public Executor {
       failed_ = false;
       rows_.clear();
     }
-    if (failed_ || random_.chance(options_.failure_rate)) {
+    if (failed_ || random_.chance(options_.failure_rate) || (plan.boundary && !boundary_moves_)) {
       failed_ = true;
       answer.result.executed = false;
       answer.result.failure = "injected";
@@ -83,6 +83,8 @@ class CheckingExecutor final : public Executor {
   int64_t computed_tokens() const { return computed_tokens_; }
   int groups_out() const { return groups_out_; }
   void fail_next_step() { failed_ = true; }
+  // false: every plan that moves the boundary fails from now on.
+  void set_boundary_moves(bool moves) { boundary_moves_ = moves; }
   void set_copy_rate(double rate) { options_.copy_rate = rate; }
 
  private:
@@ -289,6 +291,7 @@ class CheckingExecutor final : public Executor {
   std::deque<Answer> answers_;
   StepId last_step_ = 0;
   bool failed_ = false;
+  bool boundary_moves_ = true;
   int64_t computed_tokens_ = 0;
   Micros time_ = 0;
 };

@@ -184,10 +184,54 @@ TEST(SessionForecast, WaitingTurnsAreCertainAndTheQueueOrdersThem) {
   EXPECT_DOUBLE_EQ(forecast.reuse_probability(2, 100, horizon, service), 1.0 / 3);
   EXPECT_DOUBLE_EQ(forecast.reuse_probability(3, 100, horizon, service), 1.0 / 5);
   // Having finished, a session stands behind all that wait.
-  forecast.turn_ended(1, 200);
+  forecast.turn_ended(1, {}, 200);
   EXPECT_EQ(forecast.reuse_probability(2, 300, horizon, service), 1);
   EXPECT_LT(forecast.reuse_probability(1, 300, horizon, service),
             forecast.reuse_probability(3, 300, horizon, service));
+}
+
+TEST(SessionForecast, AReleasedSessionIsNotExpectedUntilItComesBack) {
+  SessionForecast forecast;
+  forecast.turn_started(1, 0);
+  forecast.turn_ended(1, {.expected_gap = {}, .release = true}, 100);
+  EXPECT_EQ(forecast.reuse_probability(1, 200, 1e6, 0), 0);
+  forecast.turn_started(1, 300);
+  EXPECT_EQ(forecast.reuse_probability(1, 400, 1e6, 0), 1);
+}
+
+TEST(SessionForecast, AnExpectedGapTellsWhenThePrefixIsUsed) {
+  SessionForecast forecast;
+  const Micros horizon = 10e6;
+  for (const SessionId session : {1, 2, 3}) forecast.turn_started(session, 0);
+  forecast.turn_ended(1, {.expected_gap = 1e6}, 0);
+  forecast.turn_ended(2, {.expected_gap = 40e6}, 0);
+  forecast.turn_ended(3, {}, 0);
+  const auto p = [&](SessionId id, Micros now) {
+    return forecast.reuse_probability(id, now, horizon, 0);
+  };
+  // 0.9 of the hint, before any has been tested, and 0.1 of what is known without.
+  EXPECT_NEAR(p(1, 0), 0.9 / 1.1 + 0.05, 1e-9);
+  EXPECT_NEAR(p(2, 0), 0.9 / 5 + 0.05, 1e-9);
+  EXPECT_EQ(p(3, 0), 0.5);
+  EXPECT_GT(p(2, 39.5e6), p(1, 0));
+  // Overdue: as if nothing had been said.
+  EXPECT_EQ(p(1, 3.1e6), p(3, 3.1e6));
+}
+
+TEST(SessionForecast, HintsThatDoNotComeTrueLoseTheirWeight) {
+  SessionForecast forecast;
+  Micros now = 0;
+  for (int i = 0; i < 200; ++i) {
+    forecast.turn_started(1, now);
+    forecast.turn_ended(1, {.expected_gap = 1e6}, now);
+    now += 30e6;  // ever again much later
+  }
+  forecast.turn_started(1, now);
+  forecast.turn_ended(1, {.expected_gap = 1e6}, now);
+  forecast.turn_started(2, now);
+  forecast.turn_ended(2, {}, now);
+  EXPECT_NEAR(forecast.reuse_probability(1, now, 10e6, 0),
+              forecast.reuse_probability(2, now, 10e6, 0), 0.01);
 }
 
 }  // namespace

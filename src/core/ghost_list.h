@@ -12,7 +12,7 @@
 namespace vamp {
 
 struct Ghost {
-  uint64_t decision = 0;
+  uint64_t decision = 0;  // 0: the host tier was full and dropped its coldest
   Micros dropped = 0;
 };
 

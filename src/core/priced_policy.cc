@@ -259,9 +259,10 @@ BackgroundDecision PricedPolicy::background(const BackgroundInputs& in) {
   return decision;
 }
 
-void PricedPolicy::on_turn_ended(SessionId session, const RequestStats& stats, Micros now) {
+void PricedPolicy::on_turn_ended(SessionId session, const RequestStats& stats,
+                                 const ReuseHint& hint, Micros now) {
   planner_.turn_ended(session, stats, now);
-  sessions_.turn_ended(session, now);
+  sessions_.turn_ended(session, hint, now);
 }
 
 }  // namespace vamp

@@ -43,7 +43,8 @@ class PricedPolicy final : public ReclaimPolicy {
   void on_turn_scheduled(SessionId session, int prompt_tokens, Micros) override {
     planner_.turn_scheduled(session, prompt_tokens);
   }
-  void on_turn_ended(SessionId session, const RequestStats& stats, Micros now) override;
+  void on_turn_ended(SessionId session, const RequestStats& stats, const ReuseHint& hint,
+                     Micros now) override;
   void on_rescheduled(Micros preempted, Micros now) override { requeue_.add(now - preempted); }
 
   const BoundaryPlanner& planner() const { return planner_; }

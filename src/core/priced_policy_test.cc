@@ -62,7 +62,7 @@ class PricedPolicyTest : public testing::Test {
     RequestStats stats;
     stats.prompt_tokens = prompt;
     stats.output_tokens = 10;
-    policy.on_turn_ended(session, stats, start + 0.1e6);
+    policy.on_turn_ended(session, stats, {}, start + 0.1e6);
   }
   MemoryLayout layout_ = layout_for_test();
   ReclaimInputs in_ = inputs_for_test(layout_);
@@ -99,12 +99,28 @@ TEST_F(PricedPolicyTest, AWaitingTurnsPrefixOutlivesThatOfOneThatHasJustFinished
   policy.observe(step);
   policy.on_turn_started(1, 500, 8e6);  // waits
   policy.on_turn_started(2, 500, 8.5e6);
-  policy.on_turn_ended(2, {}, 9.9e6);  // in the order of use session 1 is the older
+  policy.on_turn_ended(2, {}, {}, 9.9e6);  // in the order of use session 1 is the older
   in_.evictable = {segment(1, 32, 0, 11), segment(2, 32, 0, 12)};
   EXPECT_EQ(policy.choose(in_).drop, std::vector<uint64_t>{12});
 
   plain.queue_aware_reuse = false;
   EXPECT_EQ(PricedPolicy(layout_, plain).choose(in_).drop, std::vector<uint64_t>{11});
+}
+
+TEST_F(PricedPolicyTest, WhatTheApplicationSaysOfReuseDecidesWhoGoes) {
+  PricedConfig config = config_for_test();
+  config.experts = false;
+  PricedPolicy policy(layout_, config);
+  in_.evictable = {segment(1, 32, 0, 11), segment(2, 32, 0, 12), segment(3, 32, 0, 13)};
+  const auto ended = [&](SessionId session, const ReuseHint& hint) {
+    policy.on_turn_started(session, 500, 9e6);
+    policy.on_turn_ended(session, {}, hint, 9.5e6);
+  };
+  ended(1, {.expected_gap = 1e6});
+  ended(2, {.expected_gap = 3600e6});
+  ended(3, {.expected_gap = {}, .release = true});
+  in_.gap_blocks = 40;
+  EXPECT_EQ(policy.choose(in_).drop, (std::vector<uint64_t>{13, 12}));
 }
 
 TEST_F(PricedPolicyTest, AWaitingRequestTakesNoExpertsBeyondThePlanAndWaits) {

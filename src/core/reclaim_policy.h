@@ -1,10 +1,11 @@
-// Where the value judgement is made: KV blocks are needed and too few are free. Which way out is the
-// cheapest? Three policies answer, differing in nothing else: StaticPolicy (evict, then preempt),
-// ValueAwarePolicy (the paper's formulas and constants) and PricedPolicy (measured prices).
+// Where the value judgement is made: KV blocks are needed and too few are free. Which way out is
+// the cheapest? Three policies answer, differing in nothing else: StaticPolicy (evict, then
+// preempt), ValueAwarePolicy (the paper's formulas and constants) and PricedPolicy (measured
+// prices).
 //
-// A policy sees plain numbers and returns plain numbers. It holds estimators, fed by observe(), but no
-// block, request or device. The scheduler gathers ReclaimInputs, carries the decision out and asks
-// again if the allocation still falls short.
+// A policy sees plain numbers and returns plain numbers. It holds estimators, fed by observe(), but
+// no block, request or device. The scheduler gathers ReclaimInputs, carries the decision out and
+// asks again if the allocation still falls short.
 #pragma once
 
 #include <array>
@@ -20,19 +21,19 @@
 namespace vamp {
 
 enum class ActionKind {
-  kDrop,              // evict cached blocks; their content is lost (or lives on in the host tier)
-  kDemote,            // evict cached blocks, content copied to the host tier
-  kGiveUpExperts,     // raise the boundary
-  kGiveUpAndDrop,     // the paper's C_b: part expansion, part eviction
+  kDrop,           // evict cached blocks; their content is lost (or lives on in the host tier)
+  kDemote,         // evict cached blocks, content copied to the host tier
+  kGiveUpExperts,  // raise the boundary
+  kGiveUpAndDrop,  // the paper's C_b: part expansion, part eviction
   kPreemptRecompute,
-  kPreemptSwap,       // the victim's blocks go to the host tier
-  kWait,              // leave the request waiting
+  kPreemptSwap,  // the victim's blocks go to the host tier
+  kWait,         // leave the request waiting
 };
 inline constexpr int kNumActionKinds = 7;
 const char* action_name(ActionKind kind);
 
-// A run of cached blocks of one chain that can go together: only the end of a prefix can go, children
-// before parents. In LRU order of its most recently used block.
+// A run of cached blocks of one chain that can go together: only the end of a prefix can go,
+// children before parents. In LRU order of its most recently used block.
 struct EvictionCandidate {
   int blocks = 0;
   int tokens = 0;         // in those blocks
@@ -40,8 +41,8 @@ struct EvictionCandidate {
   uint64_t last_used_step = 0;
   Micros last_used = 0;
   SessionId session = 0;
-  int clean_blocks = 0;   // of them, with a copy in the host tier: dropping these loses nothing
-  uint64_t handle = 0;    // the cache's own name for it; goes back in the decision
+  int clean_blocks = 0;  // of them, with a copy in the host tier: dropping these loses nothing
+  uint64_t handle = 0;   // the cache's own name for it; goes back in the decision
 };
 
 struct PreemptionCandidate {
@@ -60,7 +61,7 @@ struct BoundaryState {
   int shards_per_group = 1;
   int experts_per_layer = 0;  // E: local shards per layer and rank
   size_t group_bytes = 0, block_bytes = 0;
-  bool can_move = true;       // false: a move is in flight, or moving has failed
+  bool can_move = true;  // false: a move is in flight, or moving has failed
   // Blocks gained by giving up k further increments, k = 1, 2, ... (the last may be partial).
   std::vector<int> blocks_gained;
 };
@@ -71,8 +72,8 @@ struct ReclaimInputs {
   Micros now = 0;
   // Blocks needed beyond the uncached free ones and those whose copy to the host frees them soon.
   int gap_blocks = 0;
-  int needed_blocks = 0;  // the whole allocation
-  bool admission = false; // for a waiting request (then waiting is allowed), not a running one
+  int needed_blocks = 0;   // the whole allocation
+  bool admission = false;  // for a waiting request (then waiting is allowed), not a running one
   RequestId request = 0;
   int request_uncached_tokens = 0;  // to prefill, when admission
   int block_tokens = 16;
@@ -107,6 +108,11 @@ struct ReclaimDecision {
   int give_up_groups = 0;
   std::vector<RequestId> preempt_recompute, preempt_swap;
   bool wait = false;
+
+  // Nothing happens: the request waits.
+  bool only_waits() const {
+    return wait && drop_blocks == 0 && drop.empty() && demote.empty() && give_up_groups == 0;
+  }
 
   std::vector<ActionCost> costs;  // of every action considered, always filled
   std::string note;               // what the numbers rest on, for the record
@@ -161,9 +167,10 @@ class ReclaimPolicy {
   // A turn arrived (its request was added), and when it finished. Session: never 0, see SessionId.
   virtual void on_turn_started(SessionId, int /*prompt_tokens*/, Micros /*now*/) {}
   virtual void on_turn_scheduled(SessionId, int /*prompt_tokens*/, Micros /*now*/) {}  // first time
-  virtual void on_turn_ended(SessionId, const RequestStats&, Micros /*now*/) {}
+  virtual void on_turn_ended(SessionId, const RequestStats&, const ReuseHint&, Micros /*now*/) {}
   virtual void on_rescheduled(Micros /*preempted*/, Micros /*now*/) {}  // t_queue's estimator
-  // A dropped segment was asked for again `since` later; `recomputed` tokens were lost by dropping it.
+  // A dropped segment was asked for again `since` later; `recomputed` tokens were lost by dropping
+  // it. Decision 0: nobody's, the host tier was full and dropped its coldest.
   virtual void on_evicted_reused(uint64_t /*decision*/, int /*recomputed*/, Micros /*since*/) {}
 };
 
@@ -173,6 +180,9 @@ struct DecisionRecord {
   ReclaimInputs inputs;  // candidates included, bounded
   ReclaimDecision decision;
   int blocks_won = 0;  // at once, or when copies that it started have ended
+  // A request that waits gets the same answer step after step: one record, that many times, until.
+  int repeats = 1;
+  Micros until = 0;
   // Afterwards: prompt tokens asked for again that this decision had dropped, and when first.
   int reused_tokens = 0;
   Micros first_reuse = -1;

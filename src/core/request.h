@@ -56,10 +56,11 @@ struct RequestEvent {
   enum class Kind { kToken, kFinished };
   RequestId id = 0;
   Kind kind = Kind::kToken;
-  TokenId token = 0;                          // kToken
-  float logprob = 0;                          // kToken, when asked for
-  FinishReason reason = FinishReason::kStop;  // kFinished
-  std::string error;                          // kFinished with kError
+  TokenId token = 0;                                    // kToken
+  float logprob = 0;                                    // kToken, when asked for
+  std::vector<std::pair<TokenId, float>> top_logprobs;  // kToken, when asked for; best first
+  FinishReason reason = FinishReason::kStop;            // kFinished
+  std::string error;                                    // kFinished with kError
 };
 
 // Figures of one request's life, complete once it has finished.

@@ -41,8 +41,9 @@ struct RequestState {
   HostBlockId swapped = kNoId;  // its partly filled last block in the host tier
   int swapped_tokens = 0;       // computed when it was preempted
   StepId swap_step = 0;
-  int overtaken = 0;        // requests that were let in before it since it did not fit
-  Micros unfit_since = -1;  // -1: it has not been tried, or fits
+  int overtaken = 0;           // requests that were let in before it since it did not fit
+  Micros unfit_since = -1;     // -1: it has not been tried, or fits
+  uint64_t wait_decision = 0;  // the latest answer it got was this one: wait; 0: none
   bool preempted = false;
   Micros waiting_since = 0;
   bool admitted_before = false;

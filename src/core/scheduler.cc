@@ -108,7 +108,8 @@ void Scheduler::Impl::move_blocks() {
 }
 
 void Scheduler::Impl::schedule_running() {
-  // A long prompt leaves room for those behind it that need one token each, up to half of the budget.
+  // A long prompt leaves room for those behind it that need one token each, up to half of the
+  // budget.
   int decodes_left = static_cast<int>(std::count_if(running.begin(), running.end(), decodes));
   // Only those behind the current one are ever preempted, so the index stays good.
   for (size_t i = 0; i < running.size() && budget > 0; ++i) {
@@ -121,6 +122,12 @@ void Scheduler::Impl::schedule_running() {
         blocks_for(request.computed + count) - static_cast<int>(request.table.size());
     if (short_by > 0) {
       if (!make_room(short_by, request, /*admission=*/false)) {
+        if (auto reason = out_of_reach(request.computed + count)) {
+          finish(request, FinishReason::kError, std::move(*reason));
+          preempted_any = true;  // its slot is not given away in this step
+          --i;
+          continue;
+        }
         // Copies under way free enough: wait a step. Else the last one gives way itself.
         if (free_soon() < short_by && i > 0) {
           preempt(request, /*swap=*/false);
@@ -228,6 +235,8 @@ SchedulerStats Scheduler::Impl::stats() const {
   stats.queried_tokens = queried_tokens;
   stats.hit_tokens = hit_tokens;
   stats.host_hit_tokens = host_hit_tokens;
+  stats.recomputed_tokens = recomputed_tokens;
+  stats.host_recomputed_tokens = host_recomputed_tokens;
   stats.preemptions = preemptions;
   stats.boundary_moves = boundary_moves;
   stats.decisions = decisions.count();

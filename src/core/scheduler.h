@@ -13,6 +13,7 @@
 
 #include "core/reclaim_policy.h"
 #include "core/request.h"
+#include "core/request_check.h"
 #include "core/step_plan.h"
 #include "model/memory_layout.h"
 
@@ -43,11 +44,16 @@ struct SchedulerConfig {
   Micros max_overtaken_for = 2 * kSecond;
   int max_admission_attempts = 4;  // waiting requests that do not fit, looked at in one step
   Micros boundary_backoff = 10 * kSecond;  // no boundary moves for so long after one has failed
+  // After so many failures in a row the boundary counts as immovable for `boundary_cooling`; then
+  // it may be tried once more.
+  int max_boundary_failures = 3;
+  Micros boundary_cooling = 600 * kSecond;
   Micros hold_recheck = 50e3;   // a session held back by the policy is asked for again after
   int max_candidates = 32;      // runs of cached blocks shown to the policy
   int min_segment_blocks = 32;  // a candidate is cut to so many blocks, or to the gap if larger
   int max_ghosts = 1 << 16;     // keys of dropped blocks remembered, to see what a drop cost
-  std::vector<TokenId> eos_token_ids;
+  std::vector<TokenId> eos_token_ids;  // the model's
+  RequestLimits limits;                // the model's vocabulary
 };
 
 struct SchedulerStats {
@@ -57,6 +63,9 @@ struct SchedulerStats {
   int groups_out = 0;
   double hit_rate = 0;                                               // over the window
   uint64_t queried_tokens = 0, hit_tokens = 0, host_hit_tokens = 0;  // since start
+  // Prompt tokens computed again because they had been dropped: by a decision, or by the host tier
+  // when it was full.
+  uint64_t recomputed_tokens = 0, host_recomputed_tokens = 0;
   uint64_t preemptions = 0, boundary_moves = 0, decisions = 0, failed_steps = 0;
 };
 

@@ -4,6 +4,9 @@
 // max_overtakes of them and no longer than max_overtaken_for: then nobody behind it enters before
 // it does, and as running requests finish it comes to fit. Waiting requests never preempt running
 // ones.
+//
+// One prompt asked for many times, or many that begin alike, are computed once: while a running
+// request has yet to compute the next block that a waiting one needs, that one waits.
 #include <algorithm>
 
 #include "base/error.h"
@@ -52,12 +55,18 @@ Scheduler::Impl::Admission Scheduler::Impl::try_admit(RequestState& request) {
   if (request.pending > 0) return Admission::kNotYet;
   if (request.swapped != kNoId && !blocks.swapped_out(request.swapped)) return Admission::kNotYet;
 
-  // At least one token is computed, for its logits.
   const int length = static_cast<int>(request.tokens.size());
+  if (auto reason = out_of_reach(length)) {
+    finish(request, FinishReason::kError, std::move(*reason));
+    return Admission::kNotYet;
+  }
+  // At least one token is computed, for its logits.
   if (config.enable_prefix_caching) name_blocks(request);
-  const PrefixMatch match = blocks.match(request.keys, (length - 1) / block_tokens);
-  // Somebody computes the next block right now: one step later it can be shared.
+  const int most = (length - 1) / block_tokens;
+  const PrefixMatch match = blocks.match(request.keys, most);
+  // Somebody computes the next block right now, or is about to: then it can be shared.
   if (match.being_computed) return Admission::kNotYet;
+  if (match.total() < most && will_be_computed(request, match.total())) return Admission::kNotYet;
   if (match.total() == 0 && !request.admitted_before && !running.empty() &&
       policy->hold_new_session(request.session, request.stats.prompt_tokens, now)) {
     held_back = true;
@@ -91,9 +100,22 @@ Scheduler::Impl::Admission Scheduler::Impl::try_admit(RequestState& request) {
   return Admission::kAdmitted;
 }
 
+// Whether a running request has yet to compute the same content as block `block` of `request`:
+// waiting for it costs less than computing it twice. It runs, so it gets there or leaves; it never
+// waits for a waiting one.
+bool Scheduler::Impl::will_be_computed(const RequestState& request, int block) const {
+  const auto index = static_cast<size_t>(block);
+  if (index >= request.keys.size()) return false;
+  return std::any_of(running.begin(), running.end(), [&](const RequestState* other) {
+    return other->published <= block && index < other->keys.size() &&
+           other->keys[index] == request.keys[index];
+  });
+}
+
 // The request has its blocks: it runs from now on.
 void Scheduler::Impl::enter(RequestState& request, const PrefixMatch& match, int start) {
   waiting.erase(&request);
+  end_wait(request);
   request.status = RequestStatus::kRunning;
   request.slot = free_slots.back();
   free_slots.pop_back();
@@ -138,6 +160,7 @@ void Scheduler::Impl::charge_ghosts(RequestState& request, int matched_blocks) {
   Micros dropped = 0;
   const auto charge = [&] {
     if (tokens == 0) return;
+    (decision == 0 ? host_recomputed_tokens : recomputed_tokens) += static_cast<uint64_t>(tokens);
     decisions.reused(decision, tokens, now);
     policy->on_evicted_reused(decision, tokens, now - dropped);
     tokens = 0;

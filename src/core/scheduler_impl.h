@@ -95,12 +95,14 @@ struct Scheduler::Impl {
   // scheduler_admission.cc
   void admit_waiting();
   Admission try_admit(RequestState& request);
+  bool will_be_computed(const RequestState& request, int block) const;
   void enter(RequestState& request, const PrefixMatch& match, int start);
   void charge_ghosts(RequestState& request, int matched_blocks);
   bool blocks_others(const RequestState& request) const;
 
   // scheduler_room.cc
   bool make_room(int needed, RequestState& request, bool admission);
+  void end_wait(RequestState& request);
   void gather(int needed, const RequestState& request, bool admission, ReclaimInputs& inputs);
   int carry_out(const ReclaimInputs& inputs, const ReclaimDecision& decision,
                 const RequestState& request, uint64_t id);
@@ -109,13 +111,18 @@ struct Scheduler::Impl {
   void preempt(RequestState& request, bool swap);
   int free_soon() const { return blocks.free_blocks() + blocks.leaving_blocks(); }
   bool boundary_may_move() const { return now >= boundary_barred_until; }
+  bool boundary_immovable() const {
+    return boundary_failures >= config.max_boundary_failures && !boundary_may_move();
+  }
+  std::optional<std::string> out_of_reach(int64_t tokens) const;
 
   // scheduler_results.cc
   void update(const StepResult& result, Micros now);
   void take_samples(const SentPlan& sent, const StepResult& result);
   void append(RequestState& request, const SampledToken& sample);
   void observe(const SentPlan& sent, const StepResult& result);
-  void undo_plans_since(StepId step);
+  void undo_plans_since(const StepResult& failed);
+  void bar_boundary(const StepResult& failed);
   void requeue(RequestState& request);
 
   // stats and checks, scheduler.cc
@@ -160,10 +167,13 @@ struct Scheduler::Impl {
   std::vector<Edit> edits;            // table entries that changed; for the next plan
   bool reset_executor = false;
   Micros boundary_barred_until = 0;
+  int boundary_failures = 0;     // in a row
+  std::string boundary_failure;  // why, the last time
   std::vector<RequestEvent> events;
   std::vector<int> row_of_slot;
 
   uint64_t queried_tokens = 0, hit_tokens = 0, host_hit_tokens = 0;
+  uint64_t recomputed_tokens = 0, host_recomputed_tokens = 0;
   uint64_t preemptions = 0, boundary_moves = 0, failed_steps = 0;
 };
 

@@ -5,50 +5,11 @@
 
 #include <cstdlib>
 
+#include "core/random_policy.h"
 #include "core/scheduler_test_util.h"
 
 namespace vamp {
 namespace {
-
-// Answers anything that is allowed.
-class RandomPolicy final : public ReclaimPolicy {
- public:
-  explicit RandomPolicy(uint64_t seed) : random_(seed) {}
-  const char* name() const override { return "random"; }
-
-  ReclaimDecision choose(const ReclaimInputs& inputs) override {
-    ReclaimDecision decision;
-    const auto some = [&](int n) {
-      return static_cast<int>(random_.below(static_cast<uint64_t>(n) + 1));
-    };
-    if (random_.chance(0.5)) decision.drop_blocks = some(inputs.gap_blocks);
-    for (const EvictionCandidate& candidate : inputs.evictable) {
-      if (random_.chance(0.2)) decision.drop.push_back(candidate.handle);
-      if (random_.chance(0.3)) decision.demote.push_back(candidate.handle);
-    }
-    if (inputs.boundary.can_move && random_.chance(0.3)) decision.give_up_groups = some(4);
-    for (const PreemptionCandidate& victim : inputs.victims) {
-      if (random_.chance(0.1)) decision.preempt_recompute.push_back(victim.id);
-      if (random_.chance(0.3)) decision.preempt_swap.push_back(victim.id);
-    }
-    decision.wait = inputs.admission && random_.chance(0.2);
-    return decision;
-  }
-  BackgroundDecision background(const BackgroundInputs& inputs) override {
-    BackgroundDecision decision;
-    for (const EvictionCandidate& candidate : inputs.dirty) {
-      if (random_.chance(0.1)) decision.write_back.push_back(candidate.handle);
-    }
-    if (inputs.boundary.can_move && random_.chance(0.2)) {
-      decision.restore_groups = static_cast<int>(random_.between(1, 6));
-    }
-    return decision;
-  }
-  bool hold_new_session(SessionId, int, Micros) override { return random_.chance(0.1); }
-
- private:
-  Random random_;
-};
 
 struct Life {
   SchedulerConfig config;
@@ -56,12 +17,14 @@ struct Life {
   CheckingExecutorOptions executor;
   int requests = 0;
   bool random_policy = false;
+  bool boundary_moves = true;
   double cancel_rate = 0, deadline_rate = 0;
 };
 
 // What happened in lives: a test that never meets a case proves nothing about it.
 struct Tally {
-  int moves = 0, edits = 0, demotes = 0, promotes = 0, raised = 0, lowered = 0, awaited = 0, resets = 0;
+  int moves = 0, edits = 0, demotes = 0, promotes = 0, raised = 0, lowered = 0, awaited = 0,
+      resets = 0;
   uint64_t preemptions = 0, failed = 0, host_hits = 0, hits = 0;
   void count(const StepPlan& plan) {
     moves += !plan.move_blocks.empty();
@@ -95,6 +58,9 @@ Life make_life(uint64_t seed) {
       random.chance(0.5) ? AdmissionRule::kFirstChunk : AdmissionRule::kWholePrompt;
   life.config.host_blocks = random.chance(0.7) ? static_cast<int>(random.between(1, 40)) : 0;
   life.config.boundary_backoff = 20e3;
+  life.config.max_boundary_failures = static_cast<int>(random.between(1, 3));
+  life.config.boundary_cooling = 200e3;
+  life.boundary_moves = random.chance(0.9);
   life.config.max_ghosts = static_cast<int>(random.between(0, 50));
   life.config.max_candidates = static_cast<int>(random.between(1, 8));
   life.config.min_segment_blocks = static_cast<int>(random.between(1, 8));
@@ -144,6 +110,7 @@ void live(uint64_t seed, Tally& tally) {
   std::unique_ptr<ReclaimPolicy> policy;
   if (life.random_policy) policy = std::make_unique<RandomPolicy>(seed + 3);
   SchedulerHarness harness(life.config, life.layout, std::move(policy), life.executor);
+  harness.executor().set_boundary_moves(life.boundary_moves);
   std::vector<std::vector<TokenId>> conversations;
   RequestId next = 1;
   std::vector<RequestId> accepted;

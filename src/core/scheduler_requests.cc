@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "core/request_check.h"
 #include "core/scheduler_impl.h"
 
 namespace vamp {
@@ -17,10 +18,7 @@ std::optional<std::string> Scheduler::Impl::refuse(const RequestInput& input) co
   const auto prompt = static_cast<int64_t>(input.prompt.size());
   const int64_t length = prompt + input.sampling.max_tokens;
   const int64_t capacity = int64_t{boundary.max_blocks()} * block_tokens;
-  if (prompt == 0) return "the prompt is empty";
-  if (input.sampling.max_tokens < 1) {
-    return fmt::format("max_tokens is {}; it must be at least 1", input.sampling.max_tokens);
-  }
+  if (auto reason = validate_request(input, config.limits)) return reason;
   if (by_id.contains(input.id)) return fmt::format("request {} exists already", input.id);
   if (config.max_model_len > 0 && length > config.max_model_len) {
     return fmt::format(
@@ -35,6 +33,7 @@ std::optional<std::string> Scheduler::Impl::refuse(const RequestInput& input) co
         "tokens; shorten the prompt, lower max_tokens or raise the memory budget",
         prompt, input.sampling.max_tokens, capacity);
   }
+  if (auto reason = out_of_reach(prompt)) return reason;
   if (config.max_waiting > 0 && static_cast<int>(waiting.size()) >= config.max_waiting) {
     return fmt::format("{} requests are waiting already, the most that max_waiting allows",
                        waiting.size());
@@ -136,6 +135,7 @@ void Scheduler::Impl::finish(RequestState& request, FinishReason reason, std::st
     waiting.erase(&request);
     if (request.swapped != kNoId) blocks.discard_swapped(request.swapped);
   }
+  end_wait(request);
   RequestStats& stats = request.stats;
   stats.output_tokens = static_cast<int>(request.tokens.size()) - stats.prompt_tokens;
   stats.finished = now;
@@ -143,9 +143,10 @@ void Scheduler::Impl::finish(RequestState& request, FinishReason reason, std::st
   if (!was_running) stats.queued += now - request.waiting_since;
   events.push_back({.id = request.input.id,
                     .kind = RequestEvent::Kind::kFinished,
+                    .top_logprobs = {},
                     .reason = reason,
                     .error = std::move(error)});
-  policy->on_turn_ended(request.session, stats, now);
+  policy->on_turn_ended(request.session, stats, request.input.reuse, now);
   if (listener.on_finished) listener.on_finished(stats);
   by_id.erase(request.input.id);
   request.status = RequestStatus::kUnused;

@@ -21,12 +21,13 @@ void Scheduler::Impl::update(const StepResult& result, Micros time) {
     ++failed_steps;
     if (!answered.undone) {
       in_flight.push_front(std::move(answered));
-      undo_plans_since(result.step);
+      undo_plans_since(result);
       in_flight.pop_front();
     }
     return;
   }
   VAMP_CHECK(!answered.undone, "step {} was carried out after one that was not", result.step);
+  if (answered.boundary) boundary_failures = 0;
   take_samples(answered, result);
   observe(answered, result);
   spare.push_back(std::move(answered));
@@ -56,8 +57,11 @@ void Scheduler::Impl::append(RequestState& request, const SampledToken& sample) 
   }
   request.tokens.push_back(sample.token);
   if (request.stats.first_token < 0) request.stats.first_token = now;
-  events.push_back(
-      {.id = request.input.id, .token = sample.token, .logprob = sample.logprob, .error = {}});
+  events.push_back({.id = request.input.id,
+                    .token = sample.token,
+                    .logprob = sample.logprob,
+                    .top_logprobs = sample.top_logprobs,
+                    .error = {}});
 
   const SamplingParams& sampling = request.input.sampling;
   const int output = static_cast<int>(request.tokens.size()) - request.stats.prompt_tokens;
@@ -93,7 +97,9 @@ void Scheduler::Impl::observe(const SentPlan& step, const StepResult& result) {
 
 // Plans from `step` on did nothing: everybody starts again from what is known, and the cache
 // forgets what they would have computed.
-void Scheduler::Impl::undo_plans_since(StepId step) {
+void Scheduler::Impl::undo_plans_since(const StepResult& failed) {
+  const StepId step = failed.step;
+  if (in_flight.front().boundary) bar_boundary(failed);
   boundary.cancel_lowering();
   while (!running.empty()) {
     RequestState& request = *running.back();
@@ -120,13 +126,20 @@ void Scheduler::Impl::undo_plans_since(StepId step) {
     blocks.undo_moves(lost->moves);
     if (lost->boundary) {
       boundary.undo(*lost->boundary, lost->groups_before);
-      boundary_barred_until = now + config.boundary_backoff;
     }
     lost->undone = true;
   }
   releases.clear();
   edits.clear();
   reset_executor = true;
+}
+
+// A boundary move failed: not again for a while, and much longer when it fails again and again.
+void Scheduler::Impl::bar_boundary(const StepResult& failed) {
+  ++boundary_failures;
+  boundary_failure = failed.failure;
+  const bool immovable = boundary_failures >= config.max_boundary_failures;
+  boundary_barred_until = now + (immovable ? config.boundary_cooling : config.boundary_backoff);
 }
 
 // A request that ran waits again; it has given its blocks back.

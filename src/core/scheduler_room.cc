@@ -22,8 +22,12 @@ bool Scheduler::Impl::make_room(int needed, RequestState& request, bool admissio
     gather(needed, request, admission, record.inputs);
     record.id = record.inputs.decision;
     record.decision = policy->choose(record.inputs);
+    const bool waits = admission && record.decision.only_waits();
+    if (waits && decisions.repeated(request.wait_decision, now)) break;
+    end_wait(request);
     record.blocks_won = carry_out(record.inputs, record.decision, request, record.id);
     decisions.made(record);
+    if (waits) request.wait_decision = record.id;
     if (admission && record.decision.wait) break;
     if (record.blocks_won <= 0) break;
   }
@@ -38,6 +42,11 @@ bool Scheduler::Impl::make_room(int needed, RequestState& request, bool admissio
     decisions.made(record);
   }
   return blocks.free_blocks() >= needed;
+}
+
+// The latest "wait" was the last of its kind.
+void Scheduler::Impl::end_wait(RequestState& request) {
+  decisions.ended(std::exchange(request.wait_decision, 0));
 }
 
 void Scheduler::Impl::gather(int needed, const RequestState& request, bool admission,
@@ -92,6 +101,19 @@ void Scheduler::Impl::gather(int needed, const RequestState& request, bool admis
   inputs.hit_rate = hit_rate.rate();
 }
 
+// Why nobody can ever get blocks for so many tokens, if so: the pool as it is does not hold them,
+// and the boundary cannot move.
+std::optional<std::string> Scheduler::Impl::out_of_reach(int64_t tokens) const {
+  const int64_t capacity = int64_t{blocks.total_blocks()} * block_tokens;
+  if (!boundary_immovable() || tokens <= capacity) return std::nullopt;
+  return fmt::format(
+      "{} tokens do not fit: the KV pool holds {}, and the boundary could not be moved to make it "
+      "larger ({} failures in a row, the last: {}); shorten the prompt, lower max_tokens or raise "
+      "the memory budget",
+      tokens, capacity, boundary_failures,
+      boundary_failure.empty() ? "no reason given" : boundary_failure);
+}
+
 // Returns how many more blocks are free, or will be when their copies have ended.
 int Scheduler::Impl::carry_out(const ReclaimInputs& inputs, const ReclaimDecision& decision,
                                const RequestState& request, uint64_t id) {
@@ -128,7 +150,8 @@ RequestState* Scheduler::Impl::victim(RequestId id, const RequestState& behind) 
   return waiting.key_comp()(&behind, it->second) ? it->second : nullptr;
 }
 
-// In the order of a static engine, then more memory: what is certain to help. Returns the blocks won.
+// In the order of a static engine, then more memory: what is certain to help. Returns the blocks
+// won.
 int Scheduler::Impl::force_room(int needed, const RequestState& request, bool admission,
                                 uint64_t id) {
   const int before = free_soon();

@@ -304,20 +304,6 @@ TEST(Scheduler, ADeadlineEndsARequestWhereverItIs) {
   harness.expect_answer(3, 40);
 }
 
-// A policy made of what a test says.
-class ScriptedPolicy final : public ReclaimPolicy {
- public:
-  std::function<ReclaimDecision(const ReclaimInputs&)> on_choose;
-  std::function<bool(SessionId)> on_hold;
-  const char* name() const override { return "scripted"; }
-  ReclaimDecision choose(const ReclaimInputs& inputs) override {
-    return on_choose ? on_choose(inputs) : evict_or_preempt(inputs);
-  }
-  bool hold_new_session(SessionId session, int, Micros) override {
-    return on_hold && on_hold(session);
-  }
-};
-
 TEST(Scheduler, HoldsNewSessionsAsThePolicySaysButNotForNobodysSake) {
   auto policy = std::make_unique<ScriptedPolicy>();
   policy->on_hold = [](SessionId session) { return session == 2; };

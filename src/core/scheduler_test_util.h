@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <vector>
@@ -63,6 +64,51 @@ inline std::vector<TokenId> expected_output(const std::vector<TokenId>& prompt, 
     history = extend_history(history, output.back());
   }
   return output;
+}
+
+// Answers as it is told; like StaticPolicy where it is not.
+class ScriptedPolicy final : public ReclaimPolicy {
+ public:
+  std::function<ReclaimDecision(const ReclaimInputs&)> on_choose;
+  std::function<BackgroundDecision(const BackgroundInputs&)> on_background;
+  std::function<bool(SessionId)> on_hold;
+  std::vector<std::pair<uint64_t, int>> reused;  // decision, tokens
+  const char* name() const override { return "scripted"; }
+  ReclaimDecision choose(const ReclaimInputs& inputs) override {
+    return on_choose ? on_choose(inputs) : evict_or_preempt(inputs);
+  }
+  BackgroundDecision background(const BackgroundInputs& inputs) override {
+    return on_background ? on_background(inputs) : BackgroundDecision();
+  }
+  bool hold_new_session(SessionId session, int, Micros) override {
+    return on_hold && on_hold(session);
+  }
+  void on_evicted_reused(uint64_t decision, int tokens, Micros) override {
+    reused.emplace_back(decision, tokens);
+  }
+};
+
+// Demotes whatever is shown to it.
+inline ReclaimDecision demote_all(const ReclaimInputs& inputs) {
+  ReclaimDecision decision;
+  decision.kind = ActionKind::kDemote;
+  for (const EvictionCandidate& candidate : inputs.evictable)
+    decision.demote.push_back(candidate.handle);
+  return decision;
+}
+
+// Four requests at once, 64 tokens a step.
+inline SchedulerConfig small_scheduler() {
+  SchedulerConfig config;
+  config.max_num_seqs = 4;
+  config.max_num_batched_tokens = 64;
+  return config;
+}
+
+inline std::vector<TokenId> iota(int first, int count) {
+  std::vector<TokenId> tokens;
+  for (int i = 0; i < count; ++i) tokens.push_back(first + i);
+  return tokens;
 }
 
 // The loop of an engine, one step a call, with two plans in flight as soon as there is work for
@@ -194,5 +240,15 @@ class SchedulerHarness {
   std::vector<DecisionRecord> decisions_;
   std::map<uint64_t, DecisionRecord> outcomes_;
 };
+
+// Tokens computed by running request `id` to its end.
+inline int64_t cost_of(SchedulerHarness& harness, RequestId id, std::vector<TokenId> prompt,
+                       int tokens = 1) {
+  const int64_t before = harness.executor().computed_tokens();
+  harness.add(id, std::move(prompt), tokens);
+  harness.run();
+  harness.expect_answer(id, tokens);
+  return harness.executor().computed_tokens() - before;
+}
 
 }  // namespace vamp

@@ -9,6 +9,7 @@
 #include <unordered_map>
 
 #include "base/units.h"
+#include "core/estimators.h"
 #include "core/request.h"
 
 namespace vamp {
@@ -36,7 +37,9 @@ class GapHistogram {
 class SessionForecast {
  public:
   void turn_started(SessionId session, Micros now);
-  void turn_ended(SessionId session, Micros now);
+  // `hint`: what the application says of the next turn. A session that is released is not expected
+  // again; an expected gap is believed as far as such hints have come true.
+  void turn_ended(SessionId session, const ReuseHint& hint, Micros now);
 
   // Probability that the session's prefix is used before it would have been evicted anyway.
   // `horizon`: how long a block lives from its last use to its eviction, us; `service`: mean time
@@ -49,13 +52,17 @@ class SessionForecast {
   struct Session {
     uint64_t ticket = 0;  // place in the queue of turns that wait or run; 0: idle
     Micros ended = -1;
+    Micros expected_gap = -1;  // hinted; -1: not
+    bool released = false;
     int turns = 0;
   };
+  double idle_return_probability(const Session& session, Micros now, Micros horizon) const;
   static constexpr size_t kMaxSessions = 65536;
   std::unordered_map<SessionId, Session> sessions_;
   std::map<uint64_t, SessionId> queue_;  // by arrival
   uint64_t next_ticket_ = 1;
   GapHistogram gaps_;
+  Ewma hint_kept_{1.0 / 32, 0.9};  // hinted turns that came when they were said to
 };
 
 }  // namespace vamp

@@ -97,7 +97,7 @@ void Engine::take_result() {
 void Engine::deliver_events() {
   for (const RequestEvent& event : scheduler_.take_events()) {
     if (event.kind == RequestEvent::Kind::kToken) {
-      listener_.on_token(event.id, event.token, event.logprob);
+      listener_.on_token(event);
       continue;
     }
     const auto found = finished_.find(event.id);

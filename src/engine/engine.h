@@ -27,7 +27,7 @@ struct EngineConfig {
 class EngineListener {
  public:
   virtual ~EngineListener() = default;
-  virtual void on_token(RequestId, TokenId, float /*logprob*/) {}
+  virtual void on_token(const RequestEvent& /*event*/) {}
   // `event.reason` and `event.error` say how it ended; a refused request ends with kError.
   virtual void on_finished(const RequestEvent& /*event*/, const RequestStats&) {}
   virtual void on_step(const StepStats&) {}

@@ -15,7 +15,10 @@ namespace {
 using testing::HasSubstr;
 
 struct Recorder : EngineListener {
-  void on_token(RequestId id, TokenId token, float) override { tokens[id].push_back(token); }
+  void on_token(const RequestEvent& event) override {
+    tokens[event.id].push_back(event.token);
+    if (!event.top_logprobs.empty()) top_logprobs[event.id].push_back(event.top_logprobs);
+  }
   void on_finished(const RequestEvent& event, const RequestStats& stats) override {
     finished[event.id] = event;
     figures[event.id] = stats;
@@ -24,6 +27,7 @@ struct Recorder : EngineListener {
   void on_step(const StepStats& stats) override { steps.push_back(stats); }
 
   std::map<RequestId, std::vector<TokenId>> tokens;
+  std::map<RequestId, std::vector<std::vector<std::pair<TokenId, float>>>> top_logprobs;
   std::map<RequestId, RequestEvent> finished;
   std::map<RequestId, RequestStats> figures;
   std::vector<StepStats> steps;
@@ -101,6 +105,40 @@ TEST_F(EngineTest, ARequestThatCanNeverRunIsRefusedAndTheOthersGoOn) {
   EXPECT_EQ(recorder_.finished[1].reason, FinishReason::kError);
   EXPECT_FALSE(recorder_.finished[1].error.empty());
   EXPECT_EQ(recorder_.tokens[2].size(), 5u);
+}
+
+TEST_F(EngineTest, ATokenIdOutsideTheVocabularyIsRefusedAndTheOthersGoOn) {
+  config_.scheduler.limits.vocab_size = 512;
+  ScriptedExecutor executor(clock_, 1000);
+  auto engine = make(executor, clock_);
+  RequestInput bad = make_request(1, 30, 5);
+  bad.prompt[7] = 512;
+  ASSERT_TRUE(engine->submit(std::move(bad)));
+  ASSERT_TRUE(engine->submit(make_request(2, 30, 5)));
+  while (engine->step()) {
+  }
+  EXPECT_EQ(recorder_.finished[1].reason, FinishReason::kError);
+  EXPECT_THAT(recorder_.finished[1].error, HasSubstr("token id 512 at position 7"));
+  EXPECT_EQ(recorder_.tokens[1].size(), 0u);
+  EXPECT_EQ(recorder_.tokens[2].size(), 5u);
+}
+
+TEST_F(EngineTest, TopLogprobsReachTheListener) {
+  ScriptedExecutor executor(clock_, 1000);
+  auto engine = make(executor, clock_);
+  RequestInput request = make_request(1, 30, 5);
+  request.sampling.logprobs = 3;
+  ASSERT_TRUE(engine->submit(std::move(request)));
+  ASSERT_TRUE(engine->submit(make_request(2, 30, 5)));
+  while (engine->step()) {
+  }
+  ASSERT_EQ(recorder_.top_logprobs[1].size(), 5u);
+  for (size_t i = 0; i < 5; ++i) {
+    ASSERT_EQ(recorder_.top_logprobs[1][i].size(), 3u);
+    EXPECT_EQ(recorder_.top_logprobs[1][i][0].first, recorder_.tokens[1][i]);
+    EXPECT_EQ(recorder_.top_logprobs[1][i][2].second, -3.0f);
+  }
+  EXPECT_TRUE(recorder_.top_logprobs[2].empty());
 }
 
 TEST_F(EngineTest, CancelEndsARequestAtAnyMoment) {

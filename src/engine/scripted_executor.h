@@ -19,12 +19,16 @@ class ScriptedExecutor final : public Executor {
     most_in_flight = std::max(most_in_flight, in_flight() + 1);
     StepResult result;
     result.step = plan.step;
-    for (const StartRequest& start : plan.start) ids_[start.slot] = start.id;
+    for (const StartRequest& start : plan.start) rows_[start.slot] = {start.id, start.sampling};
     for (const BatchEntry& entry : plan.batch) {
       if (!entry.sample) continue;
       SampledToken token;
       token.slot = entry.slot;
-      token.token = expected_token(ids_.at(entry.slot), entry.first + entry.count);
+      const Row& row = rows_.at(entry.slot);
+      token.token = expected_token(row.id, entry.first + entry.count);
+      for (int k = 0; k < row.sampling.logprobs; ++k) {
+        token.top_logprobs.emplace_back(token.token + k, -1.0f - static_cast<float>(k));
+      }
       result.tokens.push_back(token);
     }
     result.demoted = plan.demote;
@@ -52,7 +56,11 @@ class ScriptedExecutor final : public Executor {
   Clock& clock_;
   Micros step_time_;
   Micros last_end_ = 0;
-  std::map<RequestSlot, RequestId> ids_;
+  struct Row {
+    RequestId id = 0;
+    SamplingParams sampling;
+  };
+  std::map<RequestSlot, Row> rows_;
   std::deque<StepResult> results_;
 };
 

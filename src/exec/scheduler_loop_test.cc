@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "core/make_policy.h"
+#include "core/random_policy.h"
 #include "core/scheduler.h"
 #include "exec/executor_test_support.h"
 #include "memory/host_virtual_memory.h"
@@ -14,43 +15,6 @@ namespace {
 
 using test::golden_config;
 using test::Tokens;
-
-// Does something of everything, so that all that a policy may ask for happens.
-class RandomPolicy final : public ReclaimPolicy {
- public:
-  explicit RandomPolicy(uint64_t seed) : random_(seed) {}
-  const char* name() const override { return "random"; }
-
-  ReclaimDecision choose(const ReclaimInputs& inputs) override {
-    ReclaimDecision decision;
-    if (random_.chance(0.5))
-      decision.drop_blocks = std::min(inputs.gap_blocks, inputs.cached_blocks);
-    for (const EvictionCandidate& candidate : inputs.evictable) {
-      if (random_.chance(0.4)) decision.demote.push_back(candidate.handle);
-    }
-    if (inputs.boundary.can_move && random_.chance(0.6)) {
-      decision.give_up_groups = static_cast<int>(random_.between(1, 6));
-    }
-    for (const PreemptionCandidate& victim : inputs.victims) {
-      if (random_.chance(0.1)) decision.preempt_recompute.push_back(victim.id);
-      if (random_.chance(0.2)) decision.preempt_swap.push_back(victim.id);
-    }
-    return decision;
-  }
-  BackgroundDecision background(const BackgroundInputs& inputs) override {
-    BackgroundDecision decision;
-    for (const EvictionCandidate& candidate : inputs.dirty) {
-      if (random_.chance(0.1)) decision.write_back.push_back(candidate.handle);
-    }
-    if (inputs.boundary.can_move && random_.chance(0.2)) {
-      decision.restore_groups = static_cast<int>(random_.between(1, 6));
-    }
-    return decision;
-  }
-
- private:
-  Random random_;
-};
 
 // The engine's loop in small: `sessions` conversations of `turns` turns each, a turn's prompt being
 // all that was said before and something new.

@@ -104,9 +104,9 @@ void ReplayDriver::send_turn(Engine& engine, const Due& due) {
   VAMP_CHECK(engine.submit(std::move(request)), "the inbox is smaller than the number of sessions");
 }
 
-void ReplayDriver::on_token(RequestId id, TokenId token, float) {
-  const auto found = running_.find(id);
-  if (found != running_.end()) sessions_[found->second].answer.push_back(token);
+void ReplayDriver::on_token(const RequestEvent& event) {
+  const auto found = running_.find(event.id);
+  if (found != running_.end()) sessions_[found->second].answer.push_back(event.token);
 }
 
 void ReplayDriver::on_finished(const RequestEvent& event, const RequestStats& stats) {
@@ -166,13 +166,17 @@ void ReplayDriver::on_step(const StepStats& stats) {
 void ReplayDriver::on_decision(const DecisionRecord& record) {
   decision_rows_[record.id] = result_.record.decisions.size();
   result_.record.decisions.push_back(make_decision_row(record));
-  result_.record.decisions.back().time -= start_;
+  DecisionRow& row = result_.record.decisions.back();
+  row.time -= start_;
+  row.until -= start_;
 }
 
 void ReplayDriver::on_decision_result(const DecisionRecord& record) {
   const auto found = decision_rows_.find(record.id);
   if (found == decision_rows_.end()) return;
   DecisionRow& row = result_.record.decisions[found->second];
+  row.repeats = record.repeats;
+  row.until = record.until - start_;
   row.reused_tokens = record.reused_tokens;
   if (record.first_reuse >= 0) row.first_reuse = record.first_reuse - start_;
 }

@@ -62,7 +62,7 @@ class ReplayDriver final : public EngineListener {
   // count from now.
   ReplayResult run(Engine& engine, Clock& clock, const MemoryLayout& layout);
 
-  void on_token(RequestId id, TokenId token, float logprob) override;
+  void on_token(const RequestEvent& event) override;
   void on_finished(const RequestEvent& event, const RequestStats& stats) override;
   void on_step(const StepStats& stats) override;
   void on_decision(const DecisionRecord& record) override;

@@ -27,7 +27,7 @@ CREATE TABLE decisions(run INTEGER, decision INTEGER, step INTEGER, time_s REAL,
   admission INTEGER, gap_blocks INTEGER, needed_blocks INTEGER, free_blocks INTEGER, cached_blocks INTEGER,
   total_blocks INTEGER, host_free_blocks INTEGER, groups_out INTEGER, running INTEGER, waiting INTEGER,
   hit_rate REAL, action TEXT, cost_us REAL, costs TEXT, drop_blocks INTEGER, demote_segments INTEGER,
-  give_up_groups INTEGER, preempted INTEGER, blocks_won INTEGER, reused_tokens INTEGER, first_reuse_s REAL,
+  give_up_groups INTEGER, preempted INTEGER, blocks_won INTEGER, repeats INTEGER, until_s REAL, reused_tokens INTEGER, first_reuse_s REAL,
   note TEXT);
 )";
 
@@ -134,13 +134,13 @@ std::string costs_text(const DecisionRow& decision) {
 }
 
 void write_decisions(Database& database, int id, const RunRecord& run) {
-  Insert insert(database, "decisions", 27);
+  Insert insert(database, "decisions", 29);
   for (const DecisionRow& d : run.decisions) {
     insert(id, d.id, d.step, d.time / kSecond, d.request, d.admission, d.gap_blocks,
            d.needed_blocks, d.free_blocks, d.cached_blocks, d.total_blocks, d.host_free_blocks,
            d.groups_out, d.running, d.waiting, d.hit_rate, action_name(d.kind),
            d.costs.at(static_cast<size_t>(d.kind)), costs_text(d), d.drop_blocks, d.demote_segments,
-           d.give_up_groups, d.preempted, d.blocks_won, d.reused_tokens,
+           d.give_up_groups, d.preempted, d.blocks_won, d.repeats, d.until / kSecond, d.reused_tokens,
            d.first_reuse < 0 ? NAN : d.first_reuse / kSecond, d.note);
   }
 }

@@ -29,6 +29,8 @@ DecisionRow make_decision_row(const DecisionRecord& record) {
   row.give_up_groups = out.give_up_groups;
   row.preempted = static_cast<int>(out.preempt_recompute.size() + out.preempt_swap.size());
   row.blocks_won = record.blocks_won;
+  row.repeats = record.repeats;
+  row.until = record.until;
   row.reused_tokens = record.reused_tokens;
   row.first_reuse = record.first_reuse;
   row.note = out.note;

@@ -211,6 +211,7 @@ ClosedLoopResult run_closed_loop(const ModelConfig& model, const MemoryLayout& l
                                  const ClosedLoopOptions& options) {
   const PolicyTraits traits = policy_traits(options.policy);
   SchedulerConfig config = options.scheduler;
+  config.limits.vocab_size = model.vocab_size;
   config.two_way_boundary = traits.two_way_boundary;
   if (!traits.host_tier) config.host_blocks = 0;
   if (!traits.moves_boundary) config.max_groups_out = layout.min_groups_out;
