@@ -35,6 +35,7 @@ void BoundaryPlanner::observe(const StepObservation& step) {
     chunk_.add(step.prefill_tokens);
     max_chunk_ = std::max(max_chunk_, static_cast<double>(step.prefill_tokens));
   }
+  prefill_steps_.add(step.prefill_tokens > 0 ? 1 : 0);
   written_.add(tokens, step.now);
   step_us_.add(step.duration);
   batch_.add(step.running);
@@ -76,6 +77,12 @@ Micros BoundaryPlanner::step_delay(int groups_out, double tokens) const {
   const double whole = static_cast<double>(groups_out) * static_cast<double>(layout_.group_bytes());
   return price::staging_delay(std::min(whole, heat_.activated_bytes(groups_out, tokens)), whole,
                               up_rate(), hidden_.hidden(tokens), step);
+}
+
+Micros BoundaryPlanner::mean_step_delay(int groups_out, double decodes) const {
+  const double with_prefill = prefill_steps_.value();
+  return with_prefill * step_delay(groups_out, decodes + chunk_.value()) +
+         (1 - with_prefill) * step_delay(groups_out, decodes);
 }
 
 double BoundaryPlanner::reachable_batch(int groups_out, Micros now) const {

@@ -36,8 +36,8 @@ class BoundaryPlanner {
   BoundaryPlanner(const MemoryLayout& layout, const Config& config);
 
   void observe(const StepObservation& step);
-  void turn_scheduled(SessionId session, int prompt_tokens) {
-    reuse_.turn_scheduled(session, prompt_tokens);
+  void turn_scheduled(SessionId session, int prompt_tokens, int cached_tokens) {
+    reuse_.turn_scheduled(session, prompt_tokens, cached_tokens);
   }
   void turn_ended(SessionId session, const RequestStats& stats, Micros now);
   // A waiting request lacked room although every cached block was counted.
@@ -48,6 +48,8 @@ class BoundaryPlanner {
 
   // Microseconds that n groups add to a step of k tokens: M4, M5, D.
   Micros step_delay(int groups_out, double tokens) const;
+  // The same for the steps of late: some carry prefill, others only `decodes` tokens.
+  Micros mean_step_delay(int groups_out, double decodes) const;
   // E(n) and TPOT(n) with `host_tokens` of host tier.
   struct Forecast {
     Micros engine_per_turn = 0, tpot = 0;
@@ -80,7 +82,8 @@ class BoundaryPlanner {
   HiddenCopyEstimator hidden_;
   ReuseCurve reuse_;
   Ewma output_{1.0 / 64, 128}, batch_{1.0 / 128, 1}, waiting_{1.0 / 128}, context_{1.0 / 128},
-      step_us_{1.0 / 64, 10e3}, staging_share_{1.0 / 64}, chunk_{1.0 / 32, 512};
+      step_us_{1.0 / 64, 10e3}, staging_share_{1.0 / 64}, chunk_{1.0 / 32, 512},
+      prefill_steps_{1.0 / 64};  // share of steps that carry prefill
   RateMeter prefill_load_{10 * kSecond}, written_{30 * kSecond}, released_{10 * kSecond},
       turn_rate_{30 * kSecond};
   double max_chunk_ = 256;

@@ -91,9 +91,8 @@ double demote(double bytes, double down_rate, double up_rate, double slowdown,
          drop_clean(bytes, up_rate, slowdown, reuse_probability, link_share_taken, requests);
 }
 
-double give_up(Micros step_delay, double steps_per_us, Micros horizon, double requests,
-               double handles, Micros map_us) {
-  return (step_delay * steps_per_us * horizon + 2 * handles * map_us) * requests;
+double give_up(double staging_externality, double requests, double handles, Micros map_us) {
+  return staging_externality + 2 * handles * map_us * requests;
 }
 
 double preempt_recompute(Micros requeue, double p_keep, double recompute_externality) {

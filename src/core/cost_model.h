@@ -92,11 +92,10 @@ double demote(double bytes, double down_rate, double up_rate, double slowdown,
 double drop_clean(double bytes, double up_rate, double slowdown, double reuse_probability,
                   double link_share_taken, double requests);
 
-// P3: giving up expert groups for `horizon` us. `step_delay`: us that they add to a step,
-// steps_per_us the step rate, N requests wait for each step; moving `handles` handles costs map_us
-// each, now and once more when they come back.
-double give_up(Micros step_delay, double steps_per_us, Micros horizon, double requests,
-               double handles, Micros map_us);
+// P3: giving up expert groups. What steps take longer while they are out is engine time like any
+// other: staging_externality is X of all of it. Moving `handles` handles costs map_us each, now and
+// once more when they come back, and N requests wait for it.
+double give_up(double staging_externality, double requests, double handles, Micros map_us);
 
 // P4: preempting by recompute. The victim waits `requeue` to come back; with probability 1 - p_keep
 // its context has been evicted by then and is prefilled again.

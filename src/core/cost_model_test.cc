@@ -114,7 +114,8 @@ TEST(Price, DropAgainstDemote) {
 
 TEST(Price, GiveUp) {
   // 2 ms a step, 100 steps a second, for 30 s, 5 requests; 8 handles of 74 us, there and back.
-  EXPECT_DOUBLE_EQ(price::give_up(2e3, 1e-4, 30e6, 5, 8, 74), (6e6 + 1184) * 5);
+  // 2 ms more in each of 3,000 steps, half of the time taken by prefill.
+  EXPECT_DOUBLE_EQ(price::give_up(price::externality(6e6, 5, 0.5), 5, 8, 74), 6e6 * 12 + 1184 * 5);
 }
 
 TEST(Price, Preempt) {

@@ -30,33 +30,73 @@ int token_bucket(double tokens) {
 
 // ---- PrefillEstimator
 
-void PrefillEstimator::add(double tokens, double context, Micros us) {
-  if (tokens <= 0 || us <= 0) return;
-  // In units of the prior's own magnitude, so that one covariance serves a GPU and a CPU.
-  const Vector x = {1, tokens, context};
-  Vector w = {cost_.c0, cost_.c1, cost_.c2};
-  const double predicted = w[0] * x[0] + w[1] * x[1] + w[2] * x[2];
-  if (count_++ == 0) {
-    const double scale = predicted > 0 ? us / predicted : 1;
-    cost_ = {w[0] * scale, w[1] * scale, w[2] * scale};
-    const Vector spread = {std::max(cost_.c0, 0.1 * us), std::max(cost_.c1, 0.1 * us / tokens),
-                           std::max(cost_.c2, context > 0 ? 0.1 * us / context : 0)};
-    for (int i = 0; i < 3; ++i) covariance_[i][i] = spread[i] * spread[i];
-    return;
+void PrefillEstimator::scale_prior(const Vector& x, Micros us) {
+  const double predicted = cost_.c0 + cost_.c1 * x[1] + cost_.c2 * x[2];
+  // A first step that came out as nothing must not make the prior nothing.
+  const double scale = predicted > 0 ? std::max(us / predicted, 0.05) : 1;
+  cost_ = {cost_.c0 * scale, cost_.c1 * scale, cost_.c2 * scale};
+  const Vector mean = {cost_.c0, cost_.c1, cost_.c2};
+  for (int i = 0; i < 3; ++i) {
+    scale_[i] = std::max(mean[i], x[i] > 0 ? 0.1 * us / x[i] : 0);
+    prior_[i] = scale_[i] > 0 ? mean[i] / scale_[i] : 0;
   }
+}
+
+void PrefillEstimator::add(double tokens, double context, Micros us) {
+  if (tokens <= 0) return;
+  us = std::max(0.0, us);
+  const Vector x = {1, tokens, context};
+  if (count_++ == 0) return scale_prior(x, us);
+  const double predicted = cost_.c0 + cost_.c1 * tokens + cost_.c2 * context;
+  // A step's error is a tenth of what it should take or took: one that came out as nothing must not
+  // weigh more than others.
+  const double error = 0.1 * std::max({us, predicted, 1.0});
   constexpr double kForget = 0.998;
-  const double noise = 0.01 * us * us;  // 10% of the sample
-  Vector px{};
-  for (int i = 0; i < 3; ++i)
-    for (int j = 0; j < 3; ++j) px[i] += covariance_[i][j] * x[j];
-  const double denominator = kForget * noise + x[0] * px[0] + x[1] * px[1] + x[2] * px[2];
-  if (denominator <= 0) return;
-  const double error = us - predicted;
-  for (int i = 0; i < 3; ++i) w[i] += px[i] / denominator * error;
-  for (int i = 0; i < 3; ++i)
-    for (int j = 0; j < 3; ++j)
-      covariance_[i][j] = (covariance_[i][j] - px[i] * px[j] / denominator) / kForget;
-  cost_ = {std::max(0.0, w[0]), std::max(0.0, w[1]), std::max(0.0, w[2])};
+  for (int i = 0; i < 3; ++i) {
+    const double zi = scale_[i] * x[i] / error;
+    for (int j = 0; j < 3; ++j) {
+      normal_[i][j] = kForget * normal_[i][j] + zi * scale_[j] * x[j] / error;
+    }
+    moment_[i] = kForget * moment_[i] + zi * us / error;
+  }
+  solve();
+}
+
+// The least squares solution without negative coefficients: those that come out negative are 0, and
+// the others are solved for again.
+void PrefillEstimator::solve() {
+  std::array<bool, 3> used = {true, true, true};
+  Vector w{};
+  for (bool again = true; again;) {
+    std::array<Vector, 3> a = normal_;
+    Vector b = moment_;
+    for (int i = 0; i < 3; ++i) {
+      a[i][i] += 1;
+      b[i] += prior_[i];
+      for (int j = 0; j < 3; ++j) {
+        if (i != j && (!used[i] || !used[j])) a[i][j] = 0;
+      }
+      if (!used[i]) b[i] = 0;
+    }
+    // Positive definite: elimination without pivoting.
+    for (int k = 0; k < 3; ++k) {
+      for (int i = k + 1; i < 3; ++i) {
+        const double factor = a[i][k] / a[k][k];
+        for (int j = k; j < 3; ++j) a[i][j] -= factor * a[k][j];
+        b[i] -= factor * b[k];
+      }
+    }
+    for (int k = 2; k >= 0; --k) {
+      w[k] = b[k];
+      for (int j = k + 1; j < 3; ++j) w[k] -= a[k][j] * w[j];
+      w[k] /= a[k][k];
+    }
+    again = false;
+    for (int i = 0; i < 3; ++i) {
+      if (w[i] < 0) used[i] = false, again = true;
+    }
+  }
+  cost_ = {w[0] * scale_[0], w[1] * scale_[1], w[2] * scale_[2]};
 }
 
 // ---- DecodeEstimator
@@ -213,10 +253,10 @@ void HiddenCopyEstimator::add(double tokens, double staged_bytes, double bytes_p
 
 // ---- ReuseCurve
 
-void ReuseCurve::to_front(SessionId session, int tokens, bool running) {
+void ReuseCurve::to_front(SessionId session, int tokens, int shared, bool running) {
   const auto found = where_.find(session);
   if (found == where_.end()) {
-    stack_.push_front({session, tokens, running});
+    stack_.push_front({session, tokens, shared, running});
     where_[session] = stack_.begin();
     total_ += tokens;
     if (stack_.size() > kMaxSessions) {
@@ -226,42 +266,47 @@ void ReuseCurve::to_front(SessionId session, int tokens, bool running) {
     }
     return;
   }
-  total_ += tokens - found->second->tokens;
-  found->second->tokens = tokens;
-  found->second->running = running;
+  Entry& entry = *found->second;
+  total_ += tokens - entry.tokens;
+  entry.tokens = tokens;
+  entry.shared = std::min(entry.shared, tokens);
+  entry.running = running;
   stack_.splice(stack_.begin(), stack_, found->second);
 }
 
-void ReuseCurve::turn_scheduled(SessionId session, int prompt_tokens) {
+void ReuseCurve::turn_scheduled(SessionId session, int prompt_tokens, int cached_tokens) {
   Turn turn;
   turn.prompt = prompt_tokens;
   const auto found = where_.find(session);
+  const int shared = found == where_.end() ? cached_tokens : found->second->shared;
+  turn.shared = std::min(shared, prompt_tokens);
   if (found != where_.end()) {
     turn.reusable = std::min(found->second->tokens, prompt_tokens);
+    turn.before = turn.shared;
     bool since = true;  // on this side of the stack: used since this session's last turn
     for (auto it = stack_.begin(); it != stack_.end(); ++it) {
       if (it == found->second) {
         since = false;
       } else if (since || it->running) {
-        turn.before += it->tokens;
+        turn.before += it->tokens - it->shared;
       }
     }
   }
   turns_.push_back(turn);
   if (turns_.size() > window_) turns_.pop_front();
-  to_front(session, prompt_tokens, true);
+  to_front(session, prompt_tokens, turn.shared, true);
 }
 
 void ReuseCurve::turn_ended(SessionId session, int context_tokens) {
-  to_front(session, context_tokens, false);
+  to_front(session, context_tokens, 0, false);
 }
 
 Micros ReuseCurve::prefill_per_turn(double pool_tokens, const price::PrefillCost& cost) const {
   if (turns_.empty()) return 0;
   Micros total = 0;
   for (const Turn& turn : turns_) {
-    const double cached =
-        std::clamp(pool_tokens - turn.before, 0.0, static_cast<double>(turn.reusable));
+    const double own = std::max(0, turn.reusable - turn.shared);
+    const double cached = turn.shared + std::clamp(pool_tokens - turn.before, 0.0, own);
     total += price::prefill(cost, cached, turn.prompt - cached);
   }
   return total / static_cast<double>(turns_.size());

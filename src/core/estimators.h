@@ -57,22 +57,29 @@ class RateMeter {
 inline constexpr int kTokenBuckets = 14;  // 1 ... 8192
 int token_bucket(double tokens);
 
-// M1: prefill time. Recursive least squares over steps with prefill, forgetting 0.998, on the
-// features (1, m, m · mean context). The first sample scales the prior; later ones move the
-// coefficients apart.
+// M1: prefill time. Least squares over steps with prefill, each counting 0.998 of the next, on the
+// features (1, m, m · mean context), coefficients not negative. The first sample scales the prior,
+// which then stays in the sum as one sample of each coefficient: what the steps don't tell apart
+// stays as it was, for any number of steps.
 class PrefillEstimator {
  public:
   explicit PrefillEstimator(const price::PrefillCost& prior) : cost_(prior) {}
-  // `us`: the step's time less that of decoding and of waiting for staging; `context`: sum over its
-  // chunks of tokens x mean context before them.
+  // `us`: the step's time less that of decoding and of waiting for staging (a difference of
+  // estimates: it may come out as nothing); `context`: sum over its chunks of tokens x mean context
+  // before them.
   void add(double tokens, double context, Micros us);
   const price::PrefillCost& cost() const { return cost_; }
   int64_t count() const { return count_; }
 
  private:
   using Vector = std::array<double, 3>;
+  void scale_prior(const Vector& x, Micros us);
+  void solve();
   price::PrefillCost cost_;
-  std::array<Vector, 3> covariance_{};
+  // Normal equations of the coefficients in units of `scale_`; the prior's own part is the
+  // identity.
+  Vector scale_{}, prior_{}, moment_{};
+  std::array<Vector, 3> normal_{};
   int64_t count_ = 0;
 };
 
@@ -151,7 +158,9 @@ class HiddenCopyEstimator {
 class ReuseCurve {
  public:
   explicit ReuseCurve(int window_turns) : window_(window_turns) {}
-  void turn_scheduled(SessionId session, int prompt_tokens);  // its blocks are taken now
+  // Its blocks are taken now. What a session's first turn finds cached is others' (`cached_tokens`,
+  // a system prompt say): it is in the pool once, whoever uses it.
+  void turn_scheduled(SessionId session, int prompt_tokens, int cached_tokens = 0);
   void turn_ended(SessionId session, int context_tokens);
 
   // Mean over the window of prefill time a turn with a pool of `pool_tokens`.
@@ -164,14 +173,15 @@ class ReuseCurve {
   struct Entry {
     SessionId session = 0;
     int tokens = 0;
+    int shared = 0;  // of them, at the front
     bool running = false;
   };
   struct Turn {
-    double before = 0;  // tokens of others used since or in use
-    int reusable = 0, prompt = 0;
+    double before = 0;  // tokens of others used since or in use, and the shared ones, once
+    int shared = 0, reusable = 0, prompt = 0;
   };
   static constexpr size_t kMaxSessions = 4096;
-  void to_front(SessionId session, int tokens, bool running);
+  void to_front(SessionId session, int tokens, int shared, bool running);
   size_t window_;
   std::list<Entry> stack_;  // most recently used first
   std::unordered_map<SessionId, std::list<Entry>::iterator> where_;

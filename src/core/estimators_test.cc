@@ -58,6 +58,26 @@ TEST(PrefillEstimator, OneSampleSetsTheScale) {
   EXPECT_NEAR(price::prefill(estimator.cost(), 0, 512), 512 * 3000.0, 1);
 }
 
+// Hours of short chunks, all alike, in steps that are mostly decodes: nothing tells the
+// coefficients apart, and what is left of a step's time is mostly noise, at times nothing.
+TEST(PrefillEstimator, ManyStepsThatTellLittleDoNotCarryItAway) {
+  const price::PrefillCost truth{500, 15, 0.0004};
+  PrefillEstimator estimator({0, 15, 0.0002});
+  Random random(3);
+  for (int i = 0; i < 100'000; ++i) {
+    const double tokens = 64 + static_cast<double>(random.below(400));
+    const double before = 30000 + static_cast<double>(random.below(10000));
+    const double noise = 8000 * (random.uniform() - 0.5);
+    estimator.add(tokens, tokens * (before + tokens / 2),
+                  price::prefill(truth, before, tokens) + noise);
+    const double expected = price::prefill(truth, 35000, 300);
+    if (i > 1000) {
+      ASSERT_NEAR(price::prefill(estimator.cost(), 35000, 300), expected, 0.3 * expected) << i;
+      ASSERT_LT(price::prefill(estimator.cost(), 0, 8000), 60 * 8000.0) << i;
+    }
+  }
+}
+
 TEST(DecodeEstimator, InterpolatesAndLearnsTheContextsPart) {
   DecodeEstimator estimator({.base = 1000, .per_request = 10, .per_context_token = 0});
   Random random(2);
@@ -158,6 +178,26 @@ TEST(ReuseCurve, StackDistances) {
   busy.turn_scheduled(2, 1000);
   EXPECT_DOUBLE_EQ(busy.prefill_per_turn(6000, per_token), 0);
   EXPECT_DOUBLE_EQ(busy.prefill_per_turn(5000, per_token), 1000);
+}
+
+// Two sessions of 1,000 tokens, of which 600 are one system prompt: the pool holds it once.
+TEST(ReuseCurve, WhatSessionsShareIsInThePoolOnce) {
+  const price::PrefillCost per_token{0, 1, 0};
+  ReuseCurve curve(2);
+  curve.turn_scheduled(1, 1000, 0);
+  curve.turn_ended(1, 1000);
+  curve.turn_scheduled(2, 1000, 600);
+  curve.turn_ended(2, 1000);
+  curve.turn_scheduled(3, 1000, 600);
+  curve.turn_ended(3, 1000);
+  for (const SessionId session : {2, 3}) {
+    curve.turn_scheduled(session, 1000, 0);
+    curve.turn_ended(session, 1000);
+  }
+  // 600 shared, 400 of the other one, 400 of its own.
+  EXPECT_DOUBLE_EQ(curve.prefill_per_turn(1400, per_token), 0);
+  EXPECT_DOUBLE_EQ(curve.prefill_per_turn(1200, per_token), 200);
+  EXPECT_DOUBLE_EQ(curve.prefill_per_turn(1000, per_token), 400);
 }
 
 TEST(GapHistogram, ConditionalReturn) {

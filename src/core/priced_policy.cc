@@ -42,7 +42,8 @@ PricedPolicy::PricedPolicy(const MemoryLayout& layout, const PricedConfig& confi
       config_(config),
       name_(name),
       planner_(layout, config.planner),
-      requeue_(0.125, config.requeue) {}
+      requeue_(0.125, config.requeue),
+      stay_(0.25, config.horizon) {}
 
 PricedPolicy::Market PricedPolicy::market(Micros now, int running, int waiting, int total_blocks,
                                           int block_tokens, size_t block_bytes) const {
@@ -101,10 +102,31 @@ double PricedPolicy::price_of_groups(const ReclaimInputs& in, const Market& mark
   if (groups == 0) return 0;
   const int after = in.boundary.groups_out + groups;
   const int free_until = std::clamp(planned_groups, in.boundary.groups_out, after);
-  const double k = std::max(1, in.running);
-  const Micros delay = planner_.step_delay(after, k) - planner_.step_delay(free_until, k);
-  return price::give_up(std::max(0.0, delay), planner_.steps_per_us(), config_.horizon,
-                        market.requests, 2.0 * groups, config_.map_us);
+  return price::give_up(price_of_staging(market, in.running, after, free_until), market.requests,
+                        2.0 * groups, config_.map_us);
+}
+
+double PricedPolicy::price_of_staging(const Market& market, int running, int groups_out,
+                                      int instead) const {
+  const double decodes = std::max(1, running);
+  const Micros delay =
+      planner_.mean_step_delay(groups_out, decodes) - planner_.mean_step_delay(instead, decodes);
+  const double steps = planner_.steps_per_us() * expected_stay(market.now);
+  return price::externality(std::max(0.0, delay) * steps, market.requests, market.prefill_load);
+}
+
+// What goes beyond the plan lasts as long as it did before, or as it does already.
+Micros PricedPolicy::expected_stay(Micros now) const {
+  return std::max(stay_.value(), beyond_since_ < 0 ? 0 : now - beyond_since_);
+}
+
+void PricedPolicy::watch_excursion(int groups_out, int planned_groups, Micros now) {
+  if (groups_out <= std::max(planned_groups, layout_.min_groups_out)) {
+    if (beyond_since_ >= 0) stay_.add(now - beyond_since_);
+    beyond_since_ = -1;
+  } else if (beyond_since_ < 0) {
+    beyond_since_ = now;
+  }
 }
 
 // By recompute: the victim's blocks become evictable, those that the gap needs are dropped when the
@@ -165,6 +187,7 @@ ReclaimDecision PricedPolicy::choose(const ReclaimInputs& in) {
   if (config_.host_tier) host_tokens_ = static_cast<double>(in.host_total_blocks) * in.block_tokens;
   if (in.admission && in.cached_blocks < in.gap_blocks) planner_.room_limited(in.now);
   const int planned = config_.experts ? planner_.target(in.now, host_tokens_) : 0;
+  watch_excursion(in.boundary.groups_out, planned, in.now);
   const std::vector<Segment> segments = price_segments(in.evictable, now);
 
   // None, as many increments as the gap holds, as many as cover it, twice that.
@@ -212,6 +235,7 @@ ReclaimDecision PricedPolicy::choose(const ReclaimInputs& in) {
   decision.drop = std::move(best.drop);
   decision.drop_blocks = best.dropped;
   decision.give_up_groups = best.groups;
+  if (best.groups > 0 && in.boundary.groups_out + best.groups > planned) raised_beyond_ = in.now;
   decision.preempt_recompute = std::move(best.recompute);
   decision.note = fmt::format(
       "planned boundary {}, N {:.0f}, prefill load {:.2f}, {:.1f} us a token, "
@@ -239,6 +263,7 @@ BackgroundDecision PricedPolicy::background(const BackgroundInputs& in) {
 
   const int planned =
       config_.experts ? planner_.target(in.now, host_tokens_) : layout_.min_groups_out;
+  watch_excursion(in.boundary.groups_out, planned, in.now);
   const int surplus = in.boundary.groups_out - std::max(planned, in.boundary.min_groups_out);
   int k = 0;  // increments that free blocks alone can give back, one more staying free
   while (in.boundary.can_move && k + 1 < static_cast<int>(in.blocks_lost.size()) &&
@@ -256,7 +281,28 @@ BackgroundDecision PricedPolicy::background(const BackgroundInputs& in) {
     decision.restore_groups = k * in.boundary.increment_groups;
     slack_since_ = -1;
   }
+  if (decision.restore_groups == 0 && surplus > 0) {
+    decision.restore_groups = restorable_by_price(in, now, surplus);
+  }
   return decision;
+}
+
+// Beyond the plan and under pressure: an increment comes back when the steps that it slows down
+// cost more than its cached blocks are worth, were all of them asked for again.
+int PricedPolicy::restorable_by_price(const BackgroundInputs& in, const Market& market,
+                                      int surplus) const {
+  if (!in.boundary.can_move || in.blocks_lost.empty()) return 0;
+  if (in.now - raised_beyond_ < config_.restore_after) return 0;
+  const int groups = std::min(surplus, in.boundary.increment_groups);
+  const int dropped = std::max(0, in.blocks_lost.front() - in.free_blocks);
+  if (groups < in.boundary.increment_groups || dropped > in.cached_blocks) return 0;
+  const int after = in.boundary.groups_out - groups;
+  const double saved = price_of_staging(market, in.running, in.boundary.groups_out, after);
+  const Micros again = price::prefill(planner_.prefill_cost(), planner_.mean_context(),
+                                      static_cast<double>(dropped) * layout_.block_tokens);
+  const double lost = price::externality(again, market.requests, market.prefill_load) +
+                      2.0 * 2 * groups * config_.map_us * market.requests;
+  return saved > lost ? groups : 0;
 }
 
 void PricedPolicy::on_turn_ended(SessionId session, const RequestStats& stats,

@@ -20,7 +20,7 @@ struct PricedConfig {
   bool experts = true;                   // may give up expert groups
   bool queue_aware_reuse = true;         // reuse from turn gaps and the queue; false: plain LRU
   Micros map_us = 74;                    // moving one handle; two a group
-  Micros horizon = 30 * kSecond;         // how long groups beyond the planner's boundary stay out
+  Micros horizon = 30 * kSecond;         // how long groups beyond the plan stay out, until measured
   Micros requeue = 100e3;                // preempted → running again, before it is measured
   size_t write_back_bytes = 256 * kMiB;  // written back ahead in one batch
   Micros restore_after = kSecond;        // pressure gone for so long ...
@@ -40,8 +40,8 @@ class PricedPolicy final : public ReclaimPolicy {
   void on_turn_started(SessionId session, int, Micros now) override {
     sessions_.turn_started(session, now);
   }
-  void on_turn_scheduled(SessionId session, int prompt_tokens, Micros) override {
-    planner_.turn_scheduled(session, prompt_tokens);
+  void on_turn_scheduled(SessionId session, int prompt_tokens, int cached_tokens, Micros) override {
+    planner_.turn_scheduled(session, prompt_tokens, cached_tokens);
   }
   void on_turn_ended(SessionId session, const RequestStats& stats, const ReuseHint& hint,
                      Micros now) override;
@@ -65,6 +65,11 @@ class PricedPolicy final : public ReclaimPolicy {
                    Plan& plan) const;
   double price_of_groups(const ReclaimInputs& inputs, const Market& market, int groups,
                          int planned_groups) const;
+  // X of the engine time that groups_out instead of `instead` would take while they stay out.
+  double price_of_staging(const Market& market, int running, int groups_out, int instead) const;
+  void watch_excursion(int groups_out, int planned_groups, Micros now);
+  Micros expected_stay(Micros now) const;
+  int restorable_by_price(const BackgroundInputs& inputs, const Market& market, int surplus) const;
 
   const MemoryLayout& layout_;
   PricedConfig config_;
@@ -72,6 +77,9 @@ class PricedPolicy final : public ReclaimPolicy {
   BoundaryPlanner planner_;
   SessionForecast sessions_;
   Ewma requeue_;
+  Ewma stay_;                  // how long the boundary was beyond the plan
+  Micros beyond_since_ = -1;   // it is, since; -1: it is not
+  Micros raised_beyond_ = -1;  // groups were last given up beyond the plan
   double host_tokens_ = 0;
   Micros slack_since_ = -1;
   StepId slack_since_step_ = 0;

@@ -58,7 +58,7 @@ class PricedPolicyTest : public testing::Test {
   // Turns that run for 0.1 s and take 256 tokens each, so that rates are known.
   void turn(PricedPolicy& policy, SessionId session, Micros start, int prompt) {
     policy.on_turn_started(session, prompt, start);
-    policy.on_turn_scheduled(session, prompt, start);
+    policy.on_turn_scheduled(session, prompt, 0, start);
     RequestStats stats;
     stats.prompt_tokens = prompt;
     stats.output_tokens = 10;

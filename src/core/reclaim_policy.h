@@ -166,7 +166,9 @@ class ReclaimPolicy {
   virtual void observe(const StepObservation&) {}
   // A turn arrived (its request was added), and when it finished. Session: never 0, see SessionId.
   virtual void on_turn_started(SessionId, int /*prompt_tokens*/, Micros /*now*/) {}
-  virtual void on_turn_scheduled(SessionId, int /*prompt_tokens*/, Micros /*now*/) {}  // first time
+  // For the first time; `cached_tokens` of its prompt were found in either tier.
+  virtual void on_turn_scheduled(SessionId, int /*prompt_tokens*/, int /*cached_tokens*/,
+                                 Micros /*now*/) {}
   virtual void on_turn_ended(SessionId, const RequestStats&, const ReuseHint&, Micros /*now*/) {}
   virtual void on_rescheduled(Micros /*preempted*/, Micros /*now*/) {}  // t_queue's estimator
   // A dropped segment was asked for again `since` later; `recomputed` tokens were lost by dropping

@@ -137,7 +137,8 @@ void Scheduler::Impl::enter(RequestState& request, const PrefixMatch& match, int
   if (!request.admitted_before) {
     request.admitted_before = true;
     stats.first_scheduled = now;
-    policy->on_turn_scheduled(request.session, stats.prompt_tokens, now);
+    policy->on_turn_scheduled(request.session, stats.prompt_tokens, match.total() * block_tokens,
+                              now);
     stats.cached_tokens = match.device_blocks * block_tokens;
     stats.host_cached_tokens = match.host_blocks * block_tokens;
     hit_rate.add(stats.prompt_tokens, start);
