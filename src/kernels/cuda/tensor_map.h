@@ -1,0 +1,22 @@
+// Descriptors for the tensor copy unit (TMA): which box of a row-major bf16 matrix a copy brings,
+// 128-byte swizzled, with zeros for what lies outside.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstddef>
+#include <cstdint>
+
+namespace vamp::cuda {
+
+// A stack of `matrices` [rows, cols] matrices of bf16, `matrix_stride` bytes apart, rows dense. A
+// copy takes box_rows rows of one matrix, 64 columns of each. data 16-byte aligned, cols a multiple
+// of 8, matrix_stride of 16. Only what a copy's box covers is ever read: the address range may have
+// holes.
+CUtensorMap bf16_tensor_map(const void* data, int cols, int rows, int matrices,
+                            size_t matrix_stride, int box_rows);
+
+// Columns of a box: 128 bytes, one line of the swizzle.
+inline constexpr int kTensorMapCols = 64;
+
+}  // namespace vamp::cuda
