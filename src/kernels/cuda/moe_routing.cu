@@ -116,7 +116,7 @@ __device__ void scan_experts(const int* counts, int E, const Routing& out) {
 }
 
 constexpr int kBlock = 1024;
-constexpr int kSmallTokens = 64;    // at most that many are routed and sorted by one block,
+constexpr int kSmallTokens = 24;    // at most that many are routed and sorted by one block,
 constexpr int kSmallExperts = 512;  // of at most that many experts
 
 template <int kPerLane>
@@ -158,8 +158,8 @@ __global__ void __launch_bounds__(kBlock)
   }
 }
 
-// Many tokens, three kernels: route; count and scan by one block; put every pair in its place. The
-// order within an expert is by pair, as for few tokens.
+// Many tokens, three kernels: route; sort the pairs, a block an expert; cut the work. The order
+// within an expert is by pair, as for few tokens.
 
 __global__ void __launch_bounds__(256)
     route_kernel(const float* logits, Routing out, int T, int E, int top_k, bool renormalise) {
@@ -172,40 +172,68 @@ __global__ void __launch_bounds__(256)
             out.weights + static_cast<size_t>(t) * top_k);
 }
 
-__global__ void __launch_bounds__(kBlock) count_kernel(Routing out, int pairs, int E) {
-  __shared__ int counts[kRoutingMaxExperts];
-  allow_next();
-  counts[threadIdx.x] = 0;
-  wait_for_previous();
-  __syncthreads();
-  for (int p = threadIdx.x; p < pairs; p += kBlock) atomicAdd(&counts[out.experts[p]], 1);
-  __syncthreads();
-  scan_experts(counts, E, out);
+// Reads all pairs, each warp a slice of them, 256 at a time: body(bits of the warp's 32 pairs from
+// `first` on that are this expert's, number of those that are of lower experts).
+template <typename Body>
+__device__ void scan_slice(const int* experts, int pairs, int e, const Body& body) {
+  constexpr int kLoads = 8, kStep = 32 * kLoads;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = kBlock / 32;
+  const int slice = (pairs + warps * kStep - 1) / (warps * kStep) * kStep;
+  const int end = min(pairs, (warp + 1) * slice);
+  for (int first = warp * slice; first < end; first += kStep) {
+    int expert[kLoads];
+#pragma unroll
+    for (int u = 0; u < kLoads; ++u) {
+      const int p = first + u * 32 + lane;
+      expert[u] = p < end ? experts[p] : kRoutingMaxExperts;
+    }
+#pragma unroll
+    for (int u = 0; u < kLoads; ++u)
+      body(first + u * 32, __ballot_sync(0xffffffffu, expert[u] == e),
+           __popc(__ballot_sync(0xffffffffu, expert[u] < e)));
+  }
 }
 
-// One warp an expert: it reads all pairs in order and keeps its own, 32 at a time.
-__global__ void __launch_bounds__(256) place_kernel(Routing out, int pairs, int E) {
+__global__ void __launch_bounds__(kBlock) sort_kernel(Routing out, int pairs, int E) {
+  __shared__ int mine[kBlock / 32], lower[kBlock / 32];
+  const int e = blockIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   allow_next();
   wait_for_previous();
-  const int e = blockIdx.x * 8 + threadIdx.x / 32, lane = threadIdx.x % 32;
-  if (e >= E) return;
-  int next = out.expert_start[e];
-  const int end = out.expert_start[e + 1];
-  for (int first = 0; first < pairs && next < end; first += 32 * 8) {
-    int expert[8];
-#pragma unroll
-    for (int u = 0; u < 8; ++u) {
-      const int p = first + u * 32 + lane;
-      expert[u] = p < pairs ? out.experts[p] : -1;
-    }
-#pragma unroll
-    for (int u = 0; u < 8; ++u) {
-      const unsigned mask = __ballot_sync(0xffffffffu, expert[u] == e);
-      if (expert[u] == e)
-        out.pairs[next + __popc(mask & ((1u << lane) - 1))] = first + u * 32 + lane;
-      next += __popc(mask);
-    }
+  int count = 0, below = 0;
+  scan_slice(out.experts, pairs, e, [&](int, unsigned bits, int less) {
+    count += __popc(bits);
+    below += less;
+  });
+  if (lane == 0) {
+    mine[warp] = count;
+    lower[warp] = below;
   }
+  __syncthreads();
+  int start = 0, next = 0, all = 0;
+  for (int w = 0; w < kBlock / 32; ++w) {
+    start += lower[w];
+    next += w < warp ? mine[w] : 0;
+    all += mine[w];
+  }
+  next += start;
+  if (threadIdx.x == 0) {
+    out.expert_start[e] = start;
+    if (e == E - 1) out.expert_start[E] = start + all;
+  }
+  scan_slice(out.experts, pairs, e, [&](int first, unsigned bits, int) {
+    if (bits >> lane & 1) out.pairs[next + __popc(bits & ((1u << lane) - 1))] = first + lane;
+    next += __popc(bits);
+  });
+}
+
+__global__ void __launch_bounds__(kBlock) work_kernel(Routing out, int E) {
+  __shared__ int counts[kRoutingMaxExperts];
+  allow_next();
+  wait_for_previous();
+  const int e = threadIdx.x;
+  counts[e] = e < E ? out.expert_start[e + 1] - out.expert_start[e] : 0;
+  __syncthreads();
+  scan_experts(counts, E, out);
 }
 
 }  // namespace
@@ -226,9 +254,8 @@ void route(const float* logits, const Routing& out, int T, int E, int top_k, boo
     if (T > 0)
       launch_overlapped("route", route_kernel, (T + 7) / 8, 256, 0, stream, logits, out, T, E,
                         top_k, renormalise);
-    launch_overlapped("route: counts", count_kernel, 1, kBlock, 0, stream, out, num_pairs, E);
-    launch_overlapped("route: places", place_kernel, (E + 7) / 8, 256, 0, stream, out, num_pairs,
-                      E);
+    launch_overlapped("route: sort", sort_kernel, E, kBlock, 0, stream, out, num_pairs, E);
+    launch_overlapped("route: work", work_kernel, 1, kBlock, 0, stream, out, E);
   }
 }
 
