@@ -4,6 +4,7 @@
 #include <flashinfer/attention/variants.cuh>
 
 #include "kernels/cuda/attention.h"
+#include "kernels/cuda/attention_long.h"
 #include "kernels/cuda/cuda_check.h"
 #include "kernels/cuda/device_buffer.h"
 
@@ -40,33 +41,86 @@ struct Attention::Impl {
   AttentionShape shape;
   int block_tokens;
   DeviceBuffer<char> floats;
-  DeviceBuffer<char> ints;
-  void* pinned[kStepsInFlight] = {};
+  DeviceBuffer<char> ints;  // the short sequences' plan, then the long ones'
+  char* pinned[kStepsInFlight] = {};
   cudaEvent_t copied[kStepsInFlight] = {};  // the pinned buffer may be written again
   int next = 0;
   AttentionBatch batch;
+  int short_sequences = 0, short_tokens = 0;
   flashinfer::PrefillPlanInfo info;
+  flashinfer::PrefillPlanSM90Info long_info;
 
   template <typename T>
   T* int_at(int64_t offset) const {
     return reinterpret_cast<T*>(ints.get() + offset);
   }
+  void split();
+  void plan_short(bool graph, cudaStream_t stream);
+  void plan_long(cudaStream_t stream);
+  void run_short(const bf16* q, int64_t q_stride, const KvCache& cache, int layer, float scale,
+                 bf16* out, cudaStream_t stream) const;
+  void run_long(const bf16* q, int64_t q_stride, const KvCache& cache, int layer, float scale,
+                bf16* out, cudaStream_t stream) const;
 };
+
+// Leading sequences with few new tokens are short.
+void Attention::Impl::split() {
+  const bool has_long = shape.head_dim >= 128 && batch.context_host;
+  short_sequences = 0;
+  while (short_sequences < batch.sequences) {
+    const int32_t* start = batch.query_start_host + short_sequences;
+    if (has_long && start[1] - start[0] >= kLongQuery) break;
+    ++short_sequences;
+  }
+  short_tokens = batch.query_start_host[short_sequences];
+}
+
+void Attention::Impl::plan_short(bool graph, cudaStream_t stream) {
+  if (short_tokens == 0) return;
+  const bool decode = short_tokens == short_sequences;
+  check(flashinfer::PrefillPlan<int32_t>(
+            floats.get(), floats.size(), ints.get(), pinned[next], kIntWorkspaceBytes, info,
+            const_cast<int32_t*>(batch.query_start_host),
+            const_cast<int32_t*>(batch.block_start_host), short_tokens, short_sequences,
+            shape.num_heads, shape.kv_heads, shape.head_dim, shape.head_dim, block_tokens, graph,
+            sizeof(bf16), -1, -1, false, 0, decode ? 1 : 0, stream),
+        "planning attention");
+}
+
+void Attention::Impl::plan_long(cudaStream_t stream) {
+  const int first = short_sequences;
+  if (first == batch.sequences) return;
+  check(
+      flashinfer::PrefillSM90Plan<int32_t>(
+          floats.get(), floats.size(), ints.get() + kIntWorkspaceBytes,
+          pinned[next] + kIntWorkspaceBytes, kIntWorkspaceBytes, long_info,
+          const_cast<int32_t*>(batch.query_start_host) + first,
+          const_cast<int32_t*>(batch.block_start_host) + first,
+          const_cast<int32_t*>(batch.context_host) + first, batch.tokens - short_tokens,
+          batch.sequences - first, shape.num_heads, shape.kv_heads, shape.head_dim, shape.head_dim,
+          block_tokens, /*causal=*/true, /*enable_cuda_graph=*/false, sizeof(bf16), stream),
+      "planning attention of long queries");
+  VAMP_CHECK(!long_info.same_schedule_for_all_heads, "attention: {} new tokens in one step",
+             batch.tokens);
+}
 
 Attention::Attention(const AttentionShape& shape, int block_tokens, size_t workspace_bytes)
     : impl_(new Impl{shape,
                      block_tokens,
                      DeviceBuffer<char>(workspace_bytes),
-                     DeviceBuffer<char>(kIntWorkspaceBytes),
+                     DeviceBuffer<char>(2 * kIntWorkspaceBytes),
                      {},
                      {},
+                     0,
+                     {},
+                     0,
                      0,
                      {},
                      {}}) {
   VAMP_CHECK(shape.head_dim == 64 || shape.head_dim == 128 || shape.head_dim == 256,
              "attention: head_dim {}", shape.head_dim);
   for (int i = 0; i < kStepsInFlight; ++i) {
-    check(cudaMallocHost(&impl_->pinned[i], kIntWorkspaceBytes), "pinning attention's plan");
+    check(cudaMallocHost(&impl_->pinned[i], 2 * kIntWorkspaceBytes), "pinning attention's plan");
     check(cudaEventCreateWithFlags(&impl_->copied[i], cudaEventDisableTiming), "cudaEventCreate");
   }
 }
@@ -83,14 +137,9 @@ void Attention::plan(const AttentionBatch& batch, bool graph, cudaStream_t strea
   m.batch = batch;
   if (batch.tokens == 0) return;
   check(cudaEventSynchronize(m.copied[m.next]), "waiting for an earlier plan's copy");
-  const bool decode = batch.tokens == batch.sequences;
-  check(flashinfer::PrefillPlan<int32_t>(
-            m.floats.get(), m.floats.size(), m.ints.get(), m.pinned[m.next], kIntWorkspaceBytes,
-            m.info, const_cast<int32_t*>(batch.query_start_host),
-            const_cast<int32_t*>(batch.block_start_host), batch.tokens, batch.sequences,
-            m.shape.num_heads, m.shape.kv_heads, m.shape.head_dim, m.shape.head_dim, m.block_tokens,
-            graph, sizeof(bf16), -1, -1, false, 0, decode ? 1 : 0, stream),
-        "planning attention");
+  m.split();
+  m.plan_short(graph, stream);
+  m.plan_long(stream);
   check(cudaEventRecord(m.copied[m.next], stream), "cudaEventRecord");
   m.next = (m.next + 1) % kStepsInFlight;
 }
@@ -98,52 +147,74 @@ void Attention::plan(const AttentionBatch& batch, bool graph, cudaStream_t strea
 void Attention::run(const bf16* q, int64_t q_stride, const KvCache& cache, int layer, float scale,
                     bf16* out, cudaStream_t stream) {
   const Impl& m = *impl_;
-  if (m.batch.tokens == 0) return;
   const KvLayout& layout = cache.layout;
   VAMP_CHECK(layout.dtype == DType::kBf16 && layout.block_tokens == m.block_tokens &&
                  layout.kv_heads == m.shape.kv_heads && layout.head_dim == m.shape.head_dim,
              "attention: the cache's layout is another");
+  if (m.batch.tokens == 0) return;
+  if (m.short_tokens > 0) m.run_short(q, q_stride, cache, layer, scale, out, stream);
+  if (m.short_sequences < m.batch.sequences)
+    m.run_long(q, q_stride, cache, layer, scale, out, stream);
+}
+
+void Attention::Impl::run_long(const bf16* q, int64_t q_stride, const KvCache& cache, int layer,
+                               float scale, bf16* out, cudaStream_t stream) const {
+  const auto at = [&](int64_t offset) {
+    return int_at<int32_t>(static_cast<int64_t>(kIntWorkspaceBytes) + offset);
+  };
+  const auto& i = long_info;
+  const LongAttentionPlan plan{at(i.qo_tile_indices_offset), at(i.qo_indptr_offset),
+                               at(i.kv_indptr_offset),       at(i.qo_len_offset),
+                               at(i.kv_len_offset),          at(i.head_indices_offset),
+                               at(i.batch_indices_offset),   at(i.work_indptr_offset)};
+  const LongAttentionArgs args{plan,  q,     q_stride,        batch.tokens, shape.num_heads,
+                               cache, layer, batch.block_ids, scale,        out};
+  check(shape.head_dim == 128 ? long_attention_128(args, stream) : long_attention_256(args, stream),
+        "attention of long queries");
+}
+
+void Attention::Impl::run_short(const bf16* q, int64_t q_stride, const KvCache& cache, int layer,
+                                float scale, bf16* out, cudaStream_t stream) const {
+  const KvLayout& layout = cache.layout;
   flashinfer::paged_kv_t<bf16, int32_t> kv;
   kv.page_size = flashinfer::uint_fastdiv(layout.block_tokens);
   kv.num_heads = layout.kv_heads;
   kv.head_dim = layout.head_dim;
-  kv.batch_size = m.batch.sequences;
+  kv.batch_size = short_sequences;
   kv.stride_page = kv.v_stride_page = static_cast<uint32_t>(layout.block_stride());
   kv.stride_n = kv.v_stride_n = static_cast<uint32_t>(layout.token_stride());
   kv.stride_h = kv.v_stride_h = static_cast<uint32_t>(layout.head_stride());
   kv.k_data = static_cast<bf16*>(cache.arena) + layer * layout.layer_stride();
   kv.v_data = kv.k_data + layout.v_offset();
-  kv.indices = const_cast<int32_t*>(m.batch.block_ids);
-  kv.indptr = const_cast<int32_t*>(m.batch.block_start);
-  kv.last_page_len = const_cast<int32_t*>(m.batch.last_block_tokens);
+  kv.indices = const_cast<int32_t*>(batch.block_ids);
+  kv.indptr = const_cast<int32_t*>(batch.block_start);
+  kv.last_page_len = const_cast<int32_t*>(batch.last_block_tokens);
 
-  Params params(const_cast<bf16*>(q), kv, nullptr, const_cast<int32_t*>(m.batch.query_start),
-                nullptr, nullptr, out, nullptr, nullptr, m.shape.num_heads,
-                static_cast<int32_t>(q_stride), m.shape.head_dim, -1, 0.0f, scale, 1.0f, 1e4f);
-  const auto& info = m.info;
-  params.request_indices = m.int_at<int32_t>(info.request_indices_offset);
-  params.qo_tile_indices = m.int_at<int32_t>(info.qo_tile_indices_offset);
-  params.kv_tile_indices = m.int_at<int32_t>(info.kv_tile_indices_offset);
-  params.o_indptr = m.int_at<int32_t>(info.o_indptr_offset);
-  params.kv_chunk_size_ptr = m.int_at<int32_t>(info.kv_chunk_size_ptr_offset);
+  Params params(const_cast<bf16*>(q), kv, nullptr, const_cast<int32_t*>(batch.query_start), nullptr,
+                nullptr, out, nullptr, nullptr, shape.num_heads, static_cast<int32_t>(q_stride),
+                shape.head_dim, -1, 0.0f, scale, 1.0f, 1e4f);
+  params.request_indices = int_at<int32_t>(info.request_indices_offset);
+  params.qo_tile_indices = int_at<int32_t>(info.qo_tile_indices_offset);
+  params.kv_tile_indices = int_at<int32_t>(info.kv_tile_indices_offset);
+  params.o_indptr = int_at<int32_t>(info.o_indptr_offset);
+  params.kv_chunk_size_ptr = int_at<int32_t>(info.kv_chunk_size_ptr_offset);
   params.max_total_num_rows = static_cast<uint32_t>(info.total_num_rows);
   params.padded_batch_size = static_cast<uint32_t>(info.padded_batch_size);
   bf16* tmp_v = nullptr;
   float* tmp_s = nullptr;
   if (info.split_kv) {
-    params.merge_indptr = m.int_at<int32_t>(info.merge_indptr_offset);
-    tmp_v = reinterpret_cast<bf16*>(m.floats.get() + info.v_offset);
-    tmp_s = reinterpret_cast<float*>(m.floats.get() + info.s_offset);
+    params.merge_indptr = int_at<int32_t>(info.merge_indptr_offset);
+    tmp_v = reinterpret_cast<bf16*>(floats.get() + info.v_offset);
+    tmp_s = reinterpret_cast<float*>(floats.get() + info.s_offset);
     if (info.enable_cuda_graph)
-      params.block_valid_mask = m.int_at<bool>(info.block_valid_mask_offset);
+      params.block_valid_mask = int_at<bool>(info.block_valid_mask_offset);
   }
-  if (info.enable_cuda_graph)
-    params.total_num_rows = m.int_at<uint32_t>(info.total_num_rows_offset);
+  if (info.enable_cuda_graph) params.total_num_rows = int_at<uint32_t>(info.total_num_rows_offset);
   const int tile = static_cast<int>(info.cta_tile_q);
   const cudaError_t status =
-      m.shape.head_dim == 64    ? dispatch_tile<64>(tile, params, tmp_v, tmp_s, stream)
-      : m.shape.head_dim == 128 ? dispatch_tile<128>(tile, params, tmp_v, tmp_s, stream)
-                                : dispatch_tile<256>(tile, params, tmp_v, tmp_s, stream);
+      shape.head_dim == 64    ? dispatch_tile<64>(tile, params, tmp_v, tmp_s, stream)
+      : shape.head_dim == 128 ? dispatch_tile<128>(tile, params, tmp_v, tmp_s, stream)
+                              : dispatch_tile<256>(tile, params, tmp_v, tmp_s, stream);
   check(status, "attention");
 }
 

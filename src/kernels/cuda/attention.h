@@ -1,6 +1,6 @@
 // Attention of a step's tokens over the paged, block-major cache: decode, chunked prefill and both
-// in one batch. FlashInfer's FA2 templates; a host plan cuts long contexts into pieces of equal
-// work.
+// in one batch. FlashInfer's FA2 templates, whose host plan cuts long contexts into pieces of equal
+// work, and for prefill chunks its FA3 templates, which do 1.4 times as much there.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -19,7 +19,11 @@ struct AttentionShape {
   int head_dim = 0;  // 64, 128 or 256
 };
 
-// The sequences of a step. Host arrays are read by plan(), device arrays by run().
+// A sequence with at least that many new tokens goes to FA3, and with it all behind it.
+inline constexpr int kLongQuery = 192;
+
+// The sequences of a step, best with those of few new tokens first. Host arrays are read by plan(),
+// device arrays by run().
 struct AttentionBatch {
   int sequences = 0;
   int tokens = 0;
@@ -29,6 +33,7 @@ struct AttentionBatch {
   const int32_t* block_start = nullptr;
   const int32_t* block_ids = nullptr;          // device
   const int32_t* last_block_tokens = nullptr;  // device [sequences]: tokens in the last block
+  const int32_t* context_host = nullptr;  // [sequences] tokens, new ones included; null: FA2 only
 };
 
 // Owns workspaces (of max_workspace_bytes on the device, and pinned staging for two steps in
