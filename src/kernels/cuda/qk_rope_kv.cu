@@ -1,5 +1,6 @@
 #include "kernels/cuda/cuda_check.h"
 #include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/pack_bf16.cuh"
 #include "kernels/cuda/qk_rope_kv.h"
 #include "kernels/cuda/vec.cuh"
 
@@ -93,6 +94,91 @@ __global__ void __launch_bounds__(kHeadsPerBlock * 32)
         __floats2bfloat162_rn(x[j][0], x[j][1]);
 }
 
+// For many tokens: a lane holds eight elements of a head, so that a warp takes 256 / kHeadDim
+// heads, of four tokens whose loads are under way together. A rotation's partner is rotary_dim / 16
+// lanes away.
+constexpr int kWideTokens = 4, kWideThreads = 256;
+constexpr int kWideFrom = 256;  // tokens from which on it is used
+
+struct Eight {
+  float x[8];
+};
+__device__ Eight widen(const uint4& bits) {
+  return {{bf16_low(bits.x), bf16_high(bits.x), bf16_low(bits.y), bf16_high(bits.y),
+           bf16_low(bits.z), bf16_high(bits.z), bf16_low(bits.w), bf16_high(bits.w)}};
+}
+__device__ Eight load_floats(const float* p) {
+  const float4 a = reinterpret_cast<const float4*>(p)[0], b = reinterpret_cast<const float4*>(p)[1];
+  return {{a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w}};
+}
+
+template <int kHeadDim>
+__global__ void __launch_bounds__(kWideThreads)
+    qk_rope_kv_wide_kernel(__nv_bfloat16* qkv, int tokens, QkvShape shape, NormWeight q_norm,
+                           NormWeight k_norm, const float* __restrict__ cos_sin,
+                           __nv_bfloat16* arena, KvLayout layout, int layer,
+                           const int32_t* __restrict__ kv_slots) {
+  constexpr int kLanes = kHeadDim / 8;  // of a head
+  allow_next();
+  wait_for_previous();
+  const int heads = shape.num_heads + 2 * shape.kv_heads;
+  const int head = blockIdx.y * (kWideThreads / kLanes) + threadIdx.x / kLanes;
+  const int lane = threadIdx.x % kLanes, d = lane * 8;
+  const bool active = head < heads;  // the others take part in the shuffles
+  const bool is_q = head < shape.num_heads, is_v = head >= shape.num_heads + shape.kv_heads;
+  const int first = blockIdx.x * kWideTokens, half = shape.rotary_dim / 2;
+  uint4 bits[kWideTokens] = {};
+#pragma unroll
+  for (int i = 0; i < kWideTokens; ++i) {
+    if (active && first + i < tokens)
+      bits[i] = *reinterpret_cast<const uint4*>(
+          qkv + (static_cast<size_t>(first + i) * heads + head) * kHeadDim + d);
+  }
+  const NormWeight norm = is_q ? q_norm : k_norm;
+  Eight weight{};
+  if (norm.data) weight = load_floats(norm.data + d);
+#pragma unroll
+  for (int i = 0; i < kWideTokens; ++i) {
+    const int token = min(first + i, tokens - 1);
+    Eight v = widen(bits[i]);
+    float squares = 0;
+#pragma unroll
+    for (int j = 0; j < 8; ++j) squares += v.x[j] * v.x[j];
+#pragma unroll
+    for (int step = kLanes / 2; step > 0; step >>= 1)
+      squares += __shfl_xor_sync(0xffffffffu, squares, step);
+    if (norm.data && !is_v) {
+      const float scale = rsqrtf(squares / kHeadDim + norm.eps);
+#pragma unroll
+      for (int j = 0; j < 8; ++j)
+        v.x[j] *= scale * (norm.one_plus ? 1.0f + weight.x[j] : weight.x[j]);
+    }
+    Eight partner;
+#pragma unroll
+    for (int j = 0; j < 8; ++j) partner.x[j] = __shfl_xor_sync(0xffffffffu, v.x[j], half / 8);
+    if (!is_v && d < shape.rotary_dim) {
+      const float* angles = cos_sin + static_cast<size_t>(token) * shape.rotary_dim + d % half;
+      const Eight cosine = load_floats(angles), sine = load_floats(angles + half);
+      const float sign = d < half ? -1.0f : 1.0f;
+#pragma unroll
+      for (int j = 0; j < 8; ++j) v.x[j] = v.x[j] * cosine.x[j] + sign * partner.x[j] * sine.x[j];
+    }
+    if (!active || first + i >= tokens) continue;
+    __nv_bfloat16* out = qkv + (static_cast<size_t>(token) * heads + head) * kHeadDim;
+    if (!is_q) {
+      const int slot = kv_slots[token];
+      if (slot < 0) continue;
+      const int kv_head = (head - shape.num_heads) % shape.kv_heads;
+      out = arena + slot / layout.block_tokens * layout.block_stride() +
+            (is_v ? layout.v_offset() : 0) +
+            layout.k_offset(layer, kv_head, slot % layout.block_tokens);
+    }
+    *reinterpret_cast<uint4*>(out + d) =
+        make_uint4(pack_bf16(v.x[0], v.x[1]), pack_bf16(v.x[2], v.x[3]), pack_bf16(v.x[4], v.x[5]),
+                   pack_bf16(v.x[6], v.x[7]));
+  }
+}
+
 }  // namespace
 
 void qk_norm_rope_write_kv(__nv_bfloat16* qkv, int tokens, const QkvShape& shape,
@@ -105,6 +191,18 @@ void qk_norm_rope_write_kv(__nv_bfloat16* qkv, int tokens, const QkvShape& shape
              "qk_norm_rope_write_kv: head_dim {}, rotary_dim {}", shape.head_dim, shape.rotary_dim);
   if (tokens == 0) return;
   const int heads = shape.num_heads + 2 * shape.kv_heads;
+  if (tokens >= kWideFrom) {
+    const int block_heads = kWideThreads / (shape.head_dim / 8);
+    const auto wide = shape.head_dim == 64    ? qk_rope_kv_wide_kernel<64>
+                      : shape.head_dim == 128 ? qk_rope_kv_wide_kernel<128>
+                                              : qk_rope_kv_wide_kernel<256>;
+    launch_overlapped(
+        "qk_norm_rope_write_kv", wide,
+        dim3((tokens + kWideTokens - 1) / kWideTokens, (heads + block_heads - 1) / block_heads),
+        kWideThreads, 0, stream, qkv, tokens, shape, q_norm, k_norm, cos_sin,
+        static_cast<__nv_bfloat16*>(cache.arena), cache.layout, layer, kv_slots);
+    return;
+  }
   const dim3 grid(tokens, (heads + kHeadsPerBlock - 1) / kHeadsPerBlock);
   auto* arena = static_cast<__nv_bfloat16*>(cache.arena);
   const auto kernel = shape.head_dim == 64    ? qk_rope_kv_kernel<64>
