@@ -1,0 +1,32 @@
+// Gated DeltaNet on the device: see kernels/gated_delta.h for what is computed. Activations are
+// bf16, states and sums f32. Prefill and decode are the same kernels; a sequence's result does not
+// depend on the others or on how its tokens are cut into steps (but for the rounding of the
+// convolution's inputs, which are activations anyway).
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_runtime_api.h>
+
+#include "kernels/gated_delta.h"
+
+namespace vamp::cuda {
+
+// All pointers of batch and weights on the device. head_dim 32, 64 or 128, conv_width at most 4.
+// Asynchronous, capturable for fixed numbers of tokens and sequences.
+
+// out [tokens, channels]
+void gated_delta_conv(const __nv_bfloat16* qkvz, const GatedDeltaBatch& batch,
+                      const GatedDeltaShape& shape, const GatedDeltaWeights& weights,
+                      __nv_bfloat16* out, cudaStream_t stream);
+
+// o [tokens, value_heads, head_dim]
+void gated_delta_rule(const __nv_bfloat16* convolved, const __nv_bfloat16* ba,
+                      const GatedDeltaBatch& batch, const GatedDeltaShape& shape,
+                      const GatedDeltaWeights& weights, __nv_bfloat16* o, cudaStream_t stream);
+
+// out [tokens, value_heads, head_dim], may be o
+void gated_delta_norm(const __nv_bfloat16* o, const __nv_bfloat16* qkvz, int tokens,
+                      const GatedDeltaShape& shape, const GatedDeltaWeights& weights,
+                      __nv_bfloat16* out, cudaStream_t stream);
+
+}  // namespace vamp::cuda

@@ -1,0 +1,140 @@
+// Gated DeltaNet on the device against the CPU's token-by-token definition. Without a GPU every
+// test says so and is skipped.
+#include "kernels/cuda/gated_delta.h"
+
+#include "kernels/cpu/gated_delta.h"
+#include "kernels/cuda/device_buffer.h"
+#include "kernels/test_support.h"
+
+namespace vamp::cuda {
+namespace {
+
+using test::Tensor;
+
+struct Case {
+  GatedDeltaShape shape;
+  std::vector<int> fresh;  // new tokens of each sequence
+  std::vector<int> starts;
+};
+class GatedDelta : public testing::TestWithParam<Case> {
+ protected:
+  void SetUp() override {
+    int count = 0;
+    if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0) GTEST_SKIP() << "no GPU";
+  }
+};
+
+template <typename T = __nv_bfloat16>
+class OnDevice {
+ public:
+  explicit OnDevice(const Tensor& t) : type_(t.dtype()), buffer_(t.size() * t.width()) {
+    check(cudaMemcpy(buffer_.get(), t.data(), buffer_.size(), cudaMemcpyHostToDevice), "copy");
+  }
+  T* get() const { return reinterpret_cast<T*>(buffer_.get()); }
+  Tensor back() const {
+    Tensor t(type_, buffer_.size() / sizeof(T));
+    check(cudaMemcpy(t.data(), buffer_.get(), buffer_.size(), cudaMemcpyDeviceToHost), "copy");
+    return t;
+  }
+
+ private:
+  DType type_;
+  DeviceBuffer<char> buffer_;
+};
+
+void expect_near(const Tensor& got, const Tensor& want, float relative, float absolute,
+                 const char* what) {
+  for (size_t i = 0; i < got.size(); ++i) {
+    // What was never written holds NaN in both.
+    if (std::isnan(want[i]) && std::isnan(got[i])) continue;
+    ASSERT_NEAR(got[i], want[i], relative * std::abs(want[i]) + absolute) << what << " at " << i;
+  }
+}
+
+TEST_P(GatedDelta, MatchesTheCpu) {
+  const Case& c = GetParam();
+  const GatedDeltaShape& shape = c.shape;
+  Random random(static_cast<uint64_t>(shape.channels()));
+  const int sequences = static_cast<int>(c.fresh.size()), slots_total = sequences + 2;
+  std::vector<int32_t> query_start{0}, slots;
+  bool single = true;
+  for (size_t s = 0; s < c.fresh.size(); ++s) {
+    query_start.push_back(query_start.back() + c.fresh[s]);
+    slots.push_back(static_cast<int32_t>((s * 3 + 1) % c.fresh.size() + 1));
+    single &= c.fresh[s] == 1;
+  }
+  if (sequences % 3 == 0)
+    for (int s = 0; s < sequences; ++s) slots[static_cast<size_t>(s)] = s + 1;
+  const int tokens = query_start.back();
+  const auto T = static_cast<size_t>(tokens);
+  const auto size = [](int64_t n) { return static_cast<size_t>(n); };
+  const Tensor qkvz = Tensor::random(DType::kBf16, T * size(shape.qkvz_cols()), random);
+  const Tensor ba = Tensor::random(DType::kBf16, T * size(shape.ba_cols()), random);
+  const Tensor conv =
+      Tensor::random(DType::kF32, size(shape.channels() * shape.conv_width), random, 0.5);
+  const Tensor a_log = Tensor::random(DType::kF32, size(shape.value_heads), random, 0.5);
+  const Tensor dt_bias = Tensor::random(DType::kF32, size(shape.value_heads), random);
+  const Tensor norm = Tensor::random(DType::kF32, size(shape.head_dim), random);
+  Tensor states = Tensor::random(DType::kF32, size(slots_total * shape.state_size()), random, 0.3);
+  Tensor conv_states =
+      Tensor::random(DType::kBf16, size(slots_total * shape.conv_state_size()), random);
+  for (size_t s = 0; s < slots.size(); ++s) {  // an empty memory is not to be read
+    if (!c.starts[s]) continue;
+    for (int64_t i = 0; i < shape.state_size(); ++i)
+      states.set(size(slots[s] * shape.state_size() + i), NAN);
+    for (int64_t i = 0; i < shape.conv_state_size(); ++i)
+      conv_states.set(size(slots[s] * shape.conv_state_size() + i), NAN);
+  }
+  const OnDevice dqkvz(qkvz), dba(ba), dconv_states(conv_states);
+  const OnDevice<float> dconv(conv), da_log(a_log), ddt_bias(dt_bias), dnorm(norm), dstates(states);
+  const DeviceBuffer<int32_t> dquery_start(query_start), dslots(slots), dstarts(c.starts);
+
+  const auto floats = [](const Tensor& t) { return static_cast<const float*>(t.data()); };
+  const GatedDeltaWeights weights{floats(conv), floats(a_log), floats(dt_bias), floats(norm),
+                                  1e-6f};
+  const GatedDeltaBatch batch{tokens,
+                              sequences,
+                              query_start.data(),
+                              slots.data(),
+                              c.starts.data(),
+                              static_cast<float*>(states.data()),
+                              shape.state_size(),
+                              conv_states.data(),
+                              shape.conv_state_size(),
+                              single};
+  Tensor convolved(DType::kBf16, T * size(shape.channels()));
+  Tensor o(DType::kBf16, T * size(shape.value_heads * shape.head_dim)), gated = o;
+  cpu::gated_delta_conv(qkvz.data(), DType::kBf16, batch, shape, weights, convolved.data());
+  cpu::gated_delta_rule(convolved.data(), ba.data(), DType::kBf16, batch, shape, weights, o.data());
+  cpu::gated_delta_norm(o.data(), qkvz.data(), DType::kBf16, tokens, shape, weights, gated.data());
+
+  GatedDeltaWeights dweights{dconv.get(), da_log.get(), ddt_bias.get(), dnorm.get(), 1e-6f};
+  GatedDeltaBatch dbatch = batch;
+  dbatch.query_start = dquery_start.get();
+  dbatch.slots = dslots.get();
+  dbatch.starts = dstarts.get();
+  dbatch.states = dstates.get();
+  dbatch.conv_states = dconv_states.get();
+  const OnDevice dconvolved(Tensor(DType::kBf16, convolved.size())), fed(convolved), fed_o(o),
+      dout(Tensor(DType::kBf16, o.size())), dgated(Tensor(DType::kBf16, o.size()));
+  gated_delta_conv(dqkvz.get(), dbatch, shape, dweights, dconvolved.get(), nullptr);
+  gated_delta_rule(fed.get(), dba.get(), dbatch, shape, dweights, dout.get(), nullptr);
+  gated_delta_norm(fed_o.get(), dqkvz.get(), tokens, shape, dweights, dgated.get(), nullptr);
+  // Results are rounded to bf16 once on both sides: they differ by a step of it at most, 2^-8.
+  expect_near(dconvolved.back(), convolved, 0x1p-7f, 1e-6f, "convolution");
+  expect_near(dconv_states.back(), conv_states, 0, 0, "convolution's state");
+  expect_near(dout.back(), o, 0x1p-7f, 1e-4f, "rule");
+  expect_near(dstates.back(), states, 1e-4f, 1e-4f, "state");
+  expect_near(dgated.back(), gated, 0x1p-7f, 1e-6f, "norm");
+}
+INSTANTIATE_TEST_SUITE_P(Shapes, GatedDelta,
+                         testing::Values(Case{{2, 4, 32, 4}, {1}, {1}},
+                                         Case{{2, 4, 32, 4}, {5, 1, 2, 40}, {1, 0, 0, 0}},
+                                         Case{{1, 1, 64, 4}, {100, 3}, {0, 1}},
+                                         Case{{2, 4, 128, 4}, {1, 1, 1}, {0, 1, 0}},
+                                         Case{{4, 8, 128, 4}, {200}, {1}},
+                                         Case{{2, 6, 64, 3}, {2, 0, 17}, {0, 0, 1}},
+                                         Case{{16, 32, 128, 4}, {33, 1}, {0, 0}}));
+
+}  // namespace
+}  // namespace vamp::cuda
