@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Writes tests/golden/gated_delta.json: what transformers' Gated DeltaNet (Qwen3-Next) makes of random
-inputs in float32, for the test of our reference implementation.
+"""tests/golden/gated_delta.json: what transformers' Gated DeltaNet (Qwen3-Next) makes of random inputs in
+float32, for the test of our reference implementation. Made anew and compared; --write replaces it.
 
-    .venv-golden/bin/python tools/make_gated_delta_golden.py [OUT]
+    .venv-golden/bin/python tools/make_gated_delta_golden.py [--write]
 
 The output projection is made the identity, so that `out` is what the gated norm gives. More tokens than
 transformers' chunk of 64, so that its chunked form is compared with our token-by-token one.
@@ -55,9 +55,14 @@ def main():
         "qkvz": numbers(inputs["in_proj_qkvz"]), "ba": numbers(inputs["in_proj_ba"]),
         "out": numbers(out, 7),
     }
-    path = pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else (
-        pathlib.Path(__file__).parent.parent / "tests/golden/gated_delta.json")
-    path.write_text(json.dumps(golden) + "\n")
+    path = pathlib.Path(__file__).parent.parent / "tests/golden/gated_delta.json"
+    if "--write" in sys.argv[1:]:
+        path.write_text(json.dumps(golden) + "\n")
+        return
+    old = json.loads(path.read_text())
+    for name, values in golden.items():
+        if name != "shape" and any(abs(a - b) > 1e-5 for a, b in zip(values, old[name], strict=True)):
+            sys.exit(f"{path}: {name} is no longer what transformers makes")
 
 
 if __name__ == "__main__":

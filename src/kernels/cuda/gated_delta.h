@@ -14,7 +14,7 @@ namespace vamp::cuda {
 // All pointers of batch and weights on the device. head_dim 32, 64 or 128, conv_width at most 4.
 // Asynchronous, capturable for fixed numbers of tokens and sequences.
 
-// out [tokens, channels]
+// out [tokens, channels]. The convolution's states 16-byte aligned, conv_stride a multiple of 8.
 void gated_delta_conv(const __nv_bfloat16* qkvz, const GatedDeltaBatch& batch,
                       const GatedDeltaShape& shape, const GatedDeltaWeights& weights,
                       __nv_bfloat16* out, cudaStream_t stream);
