@@ -3,11 +3,13 @@
 
 #include <cstdint>
 #include <limits>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "base/units.h"
+#include "core/token_grammar.h"
 
 namespace vamp {
 
@@ -19,7 +21,7 @@ struct SamplingParams {
   int max_tokens = 16;
   int min_tokens = 0;
   bool ignore_eos = false;
-  std::vector<TokenId> stop_token_ids;  // end tokens of the model are added by the engine
+  std::vector<TokenId> stop_token_ids;  // the scheduler adds the model's, unless ignore_eos
   float temperature = 0.0f;             // 0: greedy
   float top_p = 1.0f;
   int top_k = 0;  // 0: all
@@ -27,6 +29,7 @@ struct SamplingParams {
   float repetition_penalty = 1.0f, presence_penalty = 0.0f, frequency_penalty = 0.0f;
   std::vector<std::pair<TokenId, float>> logit_bias;
   uint64_t seed = 0;
+  std::shared_ptr<const TokenGrammar> grammar;  // null: free text
   int logprobs = -1;  // -1: none; 0: the sampled token's; k: also the k best
 };
 

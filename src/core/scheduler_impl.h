@@ -86,6 +86,7 @@ struct Scheduler::Impl {
   // scheduler_requests.cc
   std::optional<std::string> add(RequestInput input, Micros now);
   std::optional<std::string> refuse(const RequestInput& input) const;
+  void add_end_tokens(SamplingParams& sampling) const;
   void name_blocks(RequestState& request);
   void publish_full(RequestState& request, StepId written, bool may_adopt, bool leaving = false);
   void finish(RequestState& request, FinishReason reason, std::string error = {});

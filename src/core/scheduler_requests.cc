@@ -56,6 +56,7 @@ std::optional<std::string> Scheduler::Impl::add(RequestInput input, Micros time)
   request.tokens = std::move(input.prompt);
   request.input = std::move(input);
   request.waiting_since = now;
+  add_end_tokens(request.input.sampling);
   if (config.enable_prefix_caching) name_blocks(request);
   request.session = request.input.reuse.session;
   if (request.session == 0) {
@@ -77,6 +78,16 @@ std::optional<std::string> Scheduler::Impl::add(RequestInput input, Micros time)
   }
   policy->on_turn_started(request.session, stats.prompt_tokens, now);
   return std::nullopt;
+}
+
+// From here on the model's end tokens are stop tokens like any: what min_tokens puts off and what
+// ends a grammar's output.
+void Scheduler::Impl::add_end_tokens(SamplingParams& sampling) const {
+  if (sampling.ignore_eos) return;
+  std::vector<TokenId>& stops = sampling.stop_token_ids;
+  for (const TokenId token : config.eos_token_ids) {
+    if (std::find(stops.begin(), stops.end(), token) == stops.end()) stops.push_back(token);
+  }
 }
 
 // Keys for all full blocks of the known tokens.

@@ -65,13 +65,9 @@ void Scheduler::Impl::append(RequestState& request, const SampledToken& sample) 
 
   const SamplingParams& sampling = request.input.sampling;
   const int output = static_cast<int>(request.tokens.size()) - request.stats.prompt_tokens;
-  const auto among = [&](const std::vector<TokenId>& ids) {
-    return std::find(ids.begin(), ids.end(), sample.token) != ids.end();
-  };
-  const bool stop =
-      output >= sampling.min_tokens &&
-      ((!sampling.ignore_eos && among(config.eos_token_ids)) || among(sampling.stop_token_ids));
-  if (stop) {
+  const std::vector<TokenId>& stops = sampling.stop_token_ids;  // the model's end tokens among them
+  if (output >= sampling.min_tokens &&
+      std::find(stops.begin(), stops.end(), sample.token) != stops.end()) {
     finish(request, FinishReason::kStop);
   } else if (output >= sampling.max_tokens) {
     finish(request, FinishReason::kLength);

@@ -175,7 +175,7 @@ void PlanRunner::sample(std::span<float> logits, StepResult& result) {
     token.invalid = samples_[i].invalid || !row.valid;
     // The plan after this one may already count on a token: an invalid one is as good as any.
     if (token.invalid) token.token = 0;
-    row.tokens.push_back(token.token);
+    row.append(token.token);
     result.tokens.push_back(std::move(token));
   }
 }

@@ -6,7 +6,7 @@
 
 namespace vamp {
 
-SampleParams RunningRequest::sample_params() const {
+SampleParams RunningRequest::sample_params() {
   SampleParams p;
   p.temperature = sampling.temperature;
   p.top_p = sampling.top_p;
@@ -19,10 +19,19 @@ SampleParams RunningRequest::sample_params() const {
   const std::span<const TokenId> all(tokens);
   p.prompt = all.first(static_cast<size_t>(prompt_tokens));
   p.output = all.subspan(static_cast<size_t>(prompt_tokens));
+  if (matcher != nullptr) {
+    matcher->fill(allowed);
+    p.allowed = allowed;
+  }
   p.seed = sampling.seed;
   p.counter = static_cast<uint64_t>(num_output());
   p.logprobs = sampling.logprobs;
   return p;
+}
+
+void RunningRequest::append(TokenId token) {
+  tokens.push_back(token);
+  if (matcher != nullptr && !matcher->accept(token)) valid = false;
 }
 
 RunningRequest& RequestTable::row(RequestSlot slot) {
@@ -70,10 +79,20 @@ void RequestTable::start(const StartRequest& request) {
     row.valid = false;
     token = 0;  // what it computes is thrown away, but may not read outside the embedding
   }
+  if (row.sampling.grammar != nullptr) follow_grammar(row);
   if (row.num_output() >= row.sampling.min_tokens) return;
   row.early_bias = row.sampling.logit_bias;
   for (TokenId token : row.sampling.stop_token_ids) {
     row.early_bias.emplace_back(token, -std::numeric_limits<float>::infinity());
+  }
+}
+
+// After a preemption the output so far is followed anew.
+void RequestTable::follow_grammar(RunningRequest& row) const {
+  row.matcher = row.sampling.grammar->start(row.sampling.stop_token_ids);
+  row.allowed.assign((static_cast<size_t>(vocab_size_) + 31) / 32, 0);
+  for (size_t i = static_cast<size_t>(row.prompt_tokens); i < row.tokens.size(); ++i) {
+    if (!row.matcher->accept(row.tokens[i])) row.valid = false;
   }
 }
 

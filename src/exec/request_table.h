@@ -6,6 +6,7 @@
 // invalid, which fails that request and no other.
 #pragma once
 
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -24,11 +25,14 @@ struct RunningRequest {
   SamplingParams sampling;
   // sampling.logit_bias with the stop tokens forbidden: while there are less than min_tokens.
   std::vector<std::pair<TokenId, float>> early_bias;
+  std::unique_ptr<TokenMatcher> matcher;  // of sampling.grammar, after the output so far
+  std::vector<uint32_t> allowed;          // what it allows next; empty without a grammar
 
   int num_tokens() const { return static_cast<int>(tokens.size()); }
   int num_output() const { return num_tokens() - prompt_tokens; }
   // For the token that comes next. Refers to this row: valid until it changes.
-  SampleParams sample_params() const;
+  SampleParams sample_params();
+  void append(TokenId token);
 };
 
 class RequestTable {
@@ -43,6 +47,7 @@ class RequestTable {
 
  private:
   void start(const StartRequest& request);
+  void follow_grammar(RunningRequest& row) const;
 
   int vocab_size_;
   std::vector<RunningRequest> rows_;

@@ -47,6 +47,47 @@ TEST(RequestTable, KeepsRowsFromDeltas) {
   EXPECT_THROW(table.row(0), InvariantError);
 }
 
+// Allows the token that follows the last one, and stop tokens always.
+class Counting : public TokenGrammar {
+ public:
+  std::unique_ptr<TokenMatcher> start(std::span<const TokenId> stops) const override {
+    struct Matcher : TokenMatcher {
+      void fill(std::span<uint32_t> allowed) override {
+        for (uint32_t& word : allowed) word = 0;
+        for (const TokenId token : stops) allowed[token / 32] |= 1u << (token % 32);
+        allowed[next / 32] |= 1u << (next % 32);
+      }
+      bool accept(TokenId token) override {
+        if (token != next) return false;
+        ++next;
+        return true;
+      }
+      TokenId next = 10;
+      std::vector<TokenId> stops;
+    };
+    auto matcher = std::make_unique<Matcher>();
+    matcher->stops.assign(stops.begin(), stops.end());
+    return matcher;
+  }
+};
+
+TEST(RequestTable, AGrammarIsFollowedFromTheOutputOn) {
+  RequestTable table(50);
+  StepPlan plan;
+  plan.start = {start(0, {4, 5, 10, 11}, 2)};  // two tokens of output, as after a preemption
+  plan.start[0].sampling.grammar = std::make_shared<Counting>();
+  plan.start[0].sampling.stop_token_ids = {3};
+  table.apply(plan);
+  RunningRequest& row = table.row(0);
+  EXPECT_EQ(row.sample_params().allowed[0], 1u << 12 | 1u << 3);
+  row.append(12);
+  EXPECT_EQ(row.sample_params().allowed[0], 1u << 13 | 1u << 3);
+  EXPECT_TRUE(row.valid);
+  row.append(
+      9);  // not what the mask allowed: something is broken, and this request shall not go on
+  EXPECT_FALSE(row.valid);
+}
+
 TEST(RequestTable, PlansThatDoNotFitAreBrokenInvariants) {
   RequestTable table(50);
   StepPlan plan;

@@ -115,6 +115,8 @@ struct SampleParams {
   std::span<const std::pair<TokenId, float>> logit_bias = {};  // -inf forbids a token
   std::span<const TokenId> prompt = {};                        // for the repetition penalty
   std::span<const TokenId> output = {};                        // for all penalties
+  std::span<const uint32_t> allowed =
+      {};  // bit t % 32 of word t / 32: token t may come; empty: all
   uint64_t seed = 0;
   uint64_t counter = 0;  // tokens sampled before: (seed, counter) alone make the random number
   int logprobs = -1;     // as in SamplingParams: of the unmodified logits

@@ -46,6 +46,32 @@ TEST_P(SamplerTest, GreedyTakesTheLowestOfTheBest) {
   }
 }
 
+TEST_P(SamplerTest, OnlyWhatTheMaskAllows) {
+  for (const size_t vocab : {5u, 32u, 1000u}) {
+    std::vector<float> logits(vocab);
+    for (float& x : logits) x = static_cast<float>(random_.normal());
+    std::vector<uint32_t> mask((vocab + 31) / 32, 0);
+    SampleParams params;
+    params.allowed = mask;
+    EXPECT_TRUE(sample(logits, params).invalid);  // nothing may come
+    const size_t low = vocab / 3, high = vocab - 1;
+    for (const size_t token : {low, high}) mask[token / 32] |= 1u << (token % 32);
+    EXPECT_EQ(sample(logits, params).token,
+              static_cast<TokenId>(logits[high] > logits[low] ? high : low));
+    params.temperature = 1.5f;
+    for (const auto& [token, count] : histogram(logits, params, 200)) {
+      EXPECT_TRUE(token == static_cast<TokenId>(low) || token == static_cast<TokenId>(high));
+    }
+    params.temperature = 0;
+    params.logprobs = 0;  // of the unmodified logits, whatever the mask
+    const Sample masked = sample(logits, params);
+    params.allowed = {};
+    const std::vector<std::pair<TokenId, float>> bias = {{masked.token, 1e6f}};
+    params.logit_bias = bias;
+    EXPECT_EQ(sample(logits, params).logprob, masked.logprob);
+  }
+}
+
 TEST_P(SamplerTest, NaNAndNothingFiniteAreInvalid) {
   std::vector<float> logits(100, 1.0f);
   EXPECT_FALSE(sample(logits, {}).invalid);

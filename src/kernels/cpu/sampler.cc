@@ -46,6 +46,7 @@ class Row {
     if (params_.logprobs >= 0) raw_.assign(logits_, logits_ + vocab_);
     add_bias();
     penalize();
+    forbid();
     const float modified_max = kernels_.max_logit(logits_, vocab_, &nan);
     out.invalid = nan || !std::isfinite(modified_max);
     if (out.invalid) return out;
@@ -80,6 +81,18 @@ class Row {
       if (token < 0 || token >= vocab_) continue;
       logits_[token] -=
           params_.presence_penalty + params_.frequency_penalty * static_cast<float>(count);
+    }
+  }
+
+  void forbid() {
+    if (params_.allowed.empty()) return;
+    for (int word = 0; word * 32 < vocab_; ++word) {
+      const uint32_t bits = params_.allowed[static_cast<size_t>(word)];
+      if (bits == ~0u) continue;
+      const int end = std::min(vocab_, word * 32 + 32);
+      for (int token = word * 32; token < end; ++token) {
+        if ((bits >> (token % 32) & 1) == 0) logits_[token] = -kInfinity;
+      }
     }
   }
 
