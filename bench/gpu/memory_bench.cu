@@ -1,7 +1,7 @@
 // What the CUDA memory backend costs on this GPU: remapping, staging, gathering, KV blocks to and
 // from the host. Shapes are those of Qwen3-Next-80B under TP2: experts of 2 + 1 MiB, groups of two.
 //
-//   gpu_memory_bench [BLOCKS STAGE_KIB STAGES ...]   further shapes of the gather kernel
+//   gpu_memory_bench [BLOCKS THREADS ...]   further shapes of the gather kernel
 //
 // The matrix product beside which experts are gathered comes from cuBLAS, looked up at run time;
 // where there is none its figures are null.
@@ -139,7 +139,7 @@ double staging_rate(HbmPartition& partition, const PinnedExperts& pinned) {
 class GatherLoad {
  public:
   GatherLoad(HbmPartition& partition, const PinnedExperts& pinned, double share,
-             BulkCopyShape shape)
+             LinkCopyShape shape)
       : gather_(partition, pinned, shape), tokens_(partition.layout().experts) {
     const MemoryLayout& layout = partition.layout();
     Random random(3);
@@ -209,7 +209,7 @@ KvRates kv_rates(std::byte* device, const PinnedBuffer& host, size_t total, size
           rate([&] { engine(cudaMemcpyHostToDevice); })};
 }
 
-void run(const std::vector<BulkCopyShape>& shapes) {
+void run(const std::vector<LinkCopyShape>& shapes) {
   CudaVirtualMemory memory(0);
   const MemoryLayout layout = make_layout();
   const OneShard source(layout.gate_up_shard_bytes);
@@ -277,28 +277,22 @@ void run(const std::vector<BulkCopyShape>& shapes) {
         check_cuda(cudaMemcpyAsync(to, from, tail, cudaMemcpyHostToDevice, s), "copying experts");
       },
       static_cast<double>(tail));
-  CudaStream stream;
-  const auto plain = [&](cudaStream_t s) { plain_copy(from, to, tail, s); };
-  fmt::print(
-      "}},\"plain_loads_of_8_blocks\":{{\"gb_per_s\":{:.2f}",
-      gb_per_s(static_cast<double>(tail), time_us(stream.get(), 9, [&] { plain(stream.get()); })));
-  print_besides(plain, static_cast<double>(tail));
   fmt::print("}}");
+  CudaStream stream;
 
   // Shapes of the gather kernel, the default first.
   fmt::print(",\"gather\":[");
   const char* comma = "";
-  for (const BulkCopyShape& shape : shapes) {
+  for (const LinkCopyShape& shape : shapes) {
     GatherLoad all(partition, pinned, 1.0, shape), some(partition, pinned, 0.3, shape);
     const auto rate = [&](GatherLoad& load) {
       return gb_per_s(load.bytes(), time_us(stream.get(), 5, [&] { load.launch(stream.get()); }));
     };
     const double all_rate = rate(all), some_rate = rate(some);
     fmt::print(
-        "{}{{\"blocks\":{},\"stage_kib\":{},\"stages\":{},\"all_gb_per_s\":{:.2f},"
+        "{}{{\"blocks\":{},\"threads\":{},\"all_gb_per_s\":{:.2f},"
         "\"third_gb_per_s\":{:.2f},\"all_of_link\":{:.3f}",
-        comma, shape.blocks, shape.stage_bytes / kKiB, shape.stages, all_rate, some_rate,
-        all_rate / kLinkGBs);
+        comma, shape.blocks, shape.threads, all_rate, some_rate, all_rate / kLinkGBs);
     comma = ",";
     print_besides([&](cudaStream_t s) { all.launch(s); }, all.bytes());
     fmt::print("}}");
@@ -329,10 +323,9 @@ void run(const std::vector<BulkCopyShape>& shapes) {
 
 int main(int argc, char** argv) {
   try {
-    std::vector<vamp::BulkCopyShape> shapes = {{}};
-    for (int i = 1; i + 2 < argc; i += 3)
-      shapes.push_back({std::atoi(argv[i]), static_cast<uint32_t>(std::atoi(argv[i + 1])) * 1024,
-                        std::atoi(argv[i + 2])});
+    std::vector<vamp::LinkCopyShape> shapes = {{}};
+    for (int i = 1; i + 1 < argc; i += 2)
+      shapes.push_back({std::atoi(argv[i]), std::atoi(argv[i + 1])});
     vamp::run(shapes);
   } catch (const std::exception& error) {
     fmt::print(stderr, "gpu_memory_bench: {}\n", error.what());

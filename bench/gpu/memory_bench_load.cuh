@@ -96,41 +96,6 @@ class BusyDevice {
   std::thread thread_;
 };
 
-// A region copied from pinned memory by plain 16-byte loads of 8 blocks, to compare the bulk copy
-// unit with.
-__global__ __launch_bounds__(512) void plain_copy_kernel(const uint4* from, uint4* to,
-                                                         size_t words) {
-  constexpr int kUnroll = 8;
-  const size_t stride = static_cast<size_t>(gridDim.x) * blockDim.x * kUnroll;
-  for (size_t i = blockIdx.x * static_cast<size_t>(blockDim.x) * kUnroll + threadIdx.x; i < words;
-       i += stride) {
-    uint4 v[kUnroll];
-#pragma unroll
-    for (int k = 0; k < kUnroll; ++k)
-      if (i + k * blockDim.x < words) v[k] = from[i + k * blockDim.x];
-#pragma unroll
-    for (int k = 0; k < kUnroll; ++k)
-      if (i + k * blockDim.x < words) to[i + k * blockDim.x] = v[k];
-  }
-}
-
-inline void plain_copy(const std::byte* from, std::byte* to, size_t bytes, cudaStream_t stream) {
-  int least = 0, greatest = 0;
-  check_cuda(cudaDeviceGetStreamPriorityRange(&least, &greatest), "asking for launch priorities");
-  cudaLaunchAttribute priority{};
-  priority.id = cudaLaunchAttributePriority;
-  priority.val.priority = greatest;
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(8);
-  config.blockDim = dim3(512);
-  config.stream = stream;
-  config.attrs = &priority;
-  config.numAttrs = 1;
-  check_cuda(cudaLaunchKernelEx(&config, plain_copy_kernel, reinterpret_cast<const uint4*>(from),
-                                reinterpret_cast<uint4*>(to), bytes / 16),
-             "a plain copy");
-}
-
 // How much longer `work` takes while copies run beside it without a pause, and the copies' rate
 // meanwhile. Alone it is timed for as long: a product heats the device down to lower clocks.
 struct Beside {

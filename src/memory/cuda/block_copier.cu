@@ -16,34 +16,26 @@ struct Batch {
   } blocks[kBatch];
   int count;
   uint32_t block_bytes;
-  uint32_t stage_bytes;
-  int stages;
 };
 
-__global__ __launch_bounds__(kBulkCopyThreads) void copy_blocks_kernel(Batch batch) {
-  extern __shared__ __align__(128) std::byte ring[];
-  if (threadIdx.x != 0) return;
+__global__ __launch_bounds__(512) void copy_blocks_kernel(const __grid_constant__ Batch batch) {
   const uint32_t pieces =
-      (batch.block_bytes + batch.stage_bytes - 1) / batch.stage_bytes;  // of a block
+      (batch.block_bytes + kLinkPieceBytes - 1) / kLinkPieceBytes;  // of a block
   const auto piece_at = [&](uint32_t i) {
     const auto& block = batch.blocks[i / pieces];
-    const uint32_t offset = i % pieces * batch.stage_bytes;
-    return BulkPiece{block.from + offset, block.to + offset,
-                     min(batch.stage_bytes, batch.block_bytes - offset)};
+    const uint32_t offset = i % pieces * kLinkPieceBytes;
+    return LinkPiece{block.from + offset, block.to + offset,
+                     min(kLinkPieceBytes, batch.block_bytes - offset)};
   };
-  bulk_copy(piece_at, pieces * static_cast<uint32_t>(batch.count), ring, batch.stage_bytes,
-            batch.stages);
+  link_copy(piece_at, pieces * static_cast<uint32_t>(batch.count));
 }
 
 }  // namespace
 
-BlockCopier::BlockCopier(size_t block_bytes, BulkCopyShape shape)
+BlockCopier::BlockCopier(size_t block_bytes, LinkCopyShape shape)
     : block_bytes_(block_bytes), shape_(shape) {
   VAMP_CHECK(block_bytes > 0 && block_bytes % 16 == 0, "KV blocks of {} bytes", block_bytes);
-  check_bulk_copy_shape(shape);
-  check_cuda(cudaFuncSetAttribute(copy_blocks_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                  static_cast<int>(shape.shared_bytes())),
-             "taking shared memory for the KV block copy");
+  check_link_copy_shape(shape);
 }
 
 void BlockCopier::to_host(std::span<const BlockCopyAddress> blocks, cudaStream_t stream) const {
@@ -69,14 +61,12 @@ void BlockCopier::copy(std::span<const BlockCopyAddress> blocks, Direction direc
     Batch batch;
     batch.count = static_cast<int>(std::min<size_t>(kBatch, blocks.size() - first));
     batch.block_bytes = static_cast<uint32_t>(block_bytes_);
-    batch.stage_bytes = shape_.stage_bytes;
-    batch.stages = shape_.stages;
     for (int i = 0; i < batch.count; ++i) {
       const BlockCopyAddress& block = blocks[first + static_cast<size_t>(i)];
       batch.blocks[i].from = to_host ? block.device : block.host;
       batch.blocks[i].to = to_host ? block.host : block.device;
     }
-    launch_bulk_copy(copy_blocks_kernel, shape_, batch, stream);
+    launch_link_copy(copy_blocks_kernel, shape_, batch, stream);
   }
 }
 

@@ -6,7 +6,7 @@
 #include <cstddef>
 #include <span>
 
-#include "memory/cuda/bulk_copy.h"
+#include "memory/cuda/link_copy.h"
 
 namespace vamp {
 
@@ -16,7 +16,7 @@ struct BlockCopyAddress {
 };
 
 // Copies batches of whole blocks; a block is contiguous on both sides. Large blocks go by the copy
-// engine, one copy each; below kCopyEngineBytes, where its cost per copy shows, a kernel of two
+// engine, one copy each; below kCopyEngineBytes, where its cost per copy shows, a kernel of eight
 // blocks gathers or scatters the whole batch. Asynchronous on `stream`: the caller's events say
 // when the bytes may be read or the source reused. Not for graphs: batches differ from step to
 // step. One thread.
@@ -25,7 +25,7 @@ class BlockCopier {
   static constexpr size_t kCopyEngineBytes = size_t{3} << 20;
 
   // `block_bytes`: a multiple of 16.
-  explicit BlockCopier(size_t block_bytes, BulkCopyShape shape = {});
+  explicit BlockCopier(size_t block_bytes, LinkCopyShape shape = {});
 
   void to_host(std::span<const BlockCopyAddress> blocks, cudaStream_t stream) const;
   void to_device(std::span<const BlockCopyAddress> blocks, cudaStream_t stream) const;
@@ -36,7 +36,7 @@ class BlockCopier {
             cudaStream_t stream) const;
 
   size_t block_bytes_;
-  BulkCopyShape shape_;
+  LinkCopyShape shape_;
 };
 
 }  // namespace vamp

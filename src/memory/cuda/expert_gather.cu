@@ -14,43 +14,45 @@ struct GatherArguments {
   const int32_t* first_given_up;  // of this layer
   const int32_t* tokens_per_expert;
   unsigned long long* staged_bytes;
-  uint32_t stage_bytes;
-  int stages;
 };
 
 // Every block makes the same list of chosen experts, in order, and takes every gridDim-th piece.
-__global__ __launch_bounds__(kBulkCopyThreads) void gather_kernel(GatherArguments a) {
-  extern __shared__ __align__(128) std::byte ring[];
+__global__ __launch_bounds__(512) void gather_kernel(GatherArguments a) {
   __shared__ uint16_t chosen[kMaxExperts];
-  const int lane = static_cast<int>(threadIdx.x);
-  int count = 0;
-  for (int base = *a.first_given_up; base < a.experts; base += 32) {
-    const int expert = base + lane;
-    const bool is_chosen = expert < a.experts && a.tokens_per_expert[expert] > 0;
-    const unsigned mask = __ballot_sync(0xffffffffu, is_chosen);
-    if (is_chosen)
-      chosen[count + __popc(mask & ((1u << lane) - 1))] = static_cast<uint16_t>(expert);
-    count += __popc(mask);
+  __shared__ int chosen_count;
+  if (threadIdx.x < 32) {
+    const int lane = static_cast<int>(threadIdx.x);
+    int count = 0;
+    for (int base = *a.first_given_up; base < a.experts; base += 32) {
+      const int expert = base + lane;
+      const bool is_chosen = expert < a.experts && a.tokens_per_expert[expert] > 0;
+      const unsigned mask = __ballot_sync(0xffffffffu, is_chosen);
+      if (is_chosen)
+        chosen[count + __popc(mask & ((1u << lane) - 1))] = static_cast<uint16_t>(expert);
+      count += __popc(mask);
+    }
+    if (lane == 0) {
+      chosen_count = count;
+      if (blockIdx.x == 0)
+        atomicAdd(a.staged_bytes, static_cast<unsigned long long>(count) * a.shard_bytes);
+    }
   }
-  __syncwarp();
-  if (lane != 0) return;
-  const uint32_t pieces = (a.shard_bytes + a.stage_bytes - 1) / a.stage_bytes;  // of an expert
+  __syncthreads();
+  const uint32_t pieces = (a.shard_bytes + kLinkPieceBytes - 1) / kLinkPieceBytes;  // of an expert
   const auto piece_at = [&](uint32_t i) {
     const size_t expert = chosen[i / pieces];
-    const uint32_t offset = i % pieces * a.stage_bytes;
-    return BulkPiece{a.from + (expert - a.first_pinned) * a.shard_bytes + offset,
+    const uint32_t offset = i % pieces * kLinkPieceBytes;
+    return LinkPiece{a.from + (expert - a.first_pinned) * a.shard_bytes + offset,
                      a.to + expert * a.shard_bytes + offset,
-                     min(a.stage_bytes, a.shard_bytes - offset)};
+                     min(kLinkPieceBytes, a.shard_bytes - offset)};
   };
-  bulk_copy(piece_at, pieces * static_cast<uint32_t>(count), ring, a.stage_bytes, a.stages);
-  if (blockIdx.x == 0)
-    atomicAdd(a.staged_bytes, static_cast<unsigned long long>(count) * a.shard_bytes);
+  link_copy(piece_at, pieces * static_cast<uint32_t>(chosen_count));
 }
 
 }  // namespace
 
 ExpertGather::ExpertGather(const HbmPartition& partition, const PinnedExperts& source,
-                           BulkCopyShape shape)
+                           LinkCopyShape shape)
     : partition_(partition),
       source_(source),
       shape_(shape),
@@ -63,10 +65,7 @@ ExpertGather::ExpertGather(const HbmPartition& partition, const PinnedExperts& s
   VAMP_CHECK(layout.gate_up_shard_bytes % 16 == 0 && layout.down_shard_bytes % 16 == 0,
              "expert shards of {} and {} bytes are no multiples of 16", layout.gate_up_shard_bytes,
              layout.down_shard_bytes);
-  check_bulk_copy_shape(shape);
-  check_cuda(cudaFuncSetAttribute(gather_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                  static_cast<int>(shape.shared_bytes())),
-             "taking shared memory for the expert gather");
+  check_link_copy_shape(shape);
   check_cuda(cudaMemset(staged_bytes_.get(), 0, sizeof(unsigned long long)), "clearing a counter");
   update(nullptr);
   check_cuda(cudaStreamSynchronize(nullptr), "telling the device the boundary");
@@ -97,10 +96,8 @@ void ExpertGather::gather(Matrix matrix, int moe_layer, const int32_t* tokens_pe
       static_cast<uint32_t>(gate_up ? layout.gate_up_shard_bytes : layout.down_shard_bytes),
       first_given_up_.get() + moe_layer,
       tokens_per_expert,
-      staged_bytes_.get(),
-      shape_.stage_bytes,
-      shape_.stages};
-  launch_bulk_copy(gather_kernel, shape_, arguments, stream);
+      staged_bytes_.get()};
+  launch_link_copy(gather_kernel, shape_, arguments, stream);
 }
 
 void ExpertGather::gather_gate_up(int moe_layer, const int32_t* tokens_per_expert,

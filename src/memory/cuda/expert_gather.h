@@ -3,8 +3,8 @@
 
 #include <vector>
 
-#include "memory/cuda/bulk_copy.h"
 #include "memory/cuda/cuda_handles.h"
+#include "memory/cuda/link_copy.h"
 #include "memory/cuda/pinned_experts.h"
 #include "memory/hbm_partition.h"
 
@@ -12,7 +12,7 @@ namespace vamp {
 
 // A kernel that reads pinned host memory and writes the experts' own addresses, behind which the
 // bank of the layer's parity lies. Which experts are given up and which were chosen it reads from
-// device memory, so nothing of the boundary or the batch is baked into a graph that holds it. Two
+// device memory, so nothing of the boundary or the batch is baked into a graph that holds it. Eight
 // blocks fill the link and leave the other multiprocessors to the GEMMs beside it.
 //
 // In a graph: router of layer l → gather (on the same stream, or forked from it) → MoE of layer l.
@@ -24,7 +24,7 @@ namespace vamp {
 class ExpertGather {
  public:
   ExpertGather(const HbmPartition& partition, const PinnedExperts& source,
-               BulkCopyShape shape = {});
+               LinkCopyShape shape = {});
 
   // Tells the device where the boundary is. After each move of it and before the next step, on that
   // step's stream (not inside a graph).
@@ -44,7 +44,7 @@ class ExpertGather {
 
   const HbmPartition& partition_;
   const PinnedExperts& source_;
-  BulkCopyShape shape_;
+  LinkCopyShape shape_;
   DeviceArray<int32_t> first_given_up_;  // by MoE layer
   DeviceArray<unsigned long long> staged_bytes_;
   PinnedBuffer first_given_up_host_;
