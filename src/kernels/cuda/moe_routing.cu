@@ -1,73 +1,12 @@
 #include "kernels/cuda/cuda_check.h"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/moe_routing.h"
-#include "kernels/cuda/vec.cuh"
+#include "kernels/cuda/route_token.cuh"
 
 namespace vamp::cuda {
 namespace {
 
-constexpr int kMaxTopK = 16;
 constexpr int kSlotsPerLane = kRoutingMaxExperts / 32;
-
-// One warp a token. Each lane holds every 32nd logit; a round finds the largest by (value, lower
-// expert) and takes it out.
-template <int kPerLane>
-__device__ void route_token(const float* logits, int E, int top_k, bool renormalise, int* experts,
-                            float* weights) {
-  const int lane = threadIdx.x % 32;
-  float value[kPerLane];
-  float most = -INFINITY;
-#pragma unroll
-  for (int i = 0; i < kPerLane; ++i) {
-    const int e = i * 32 + lane;
-    value[i] = e < E ? logits[e] : -INFINITY;
-    most = fmaxf(most, value[i]);
-  }
-  most = warp_max(most);
-  float sum = 0;
-#pragma unroll
-  for (int i = 0; i < kPerLane; ++i) {
-    value[i] = __expf(value[i] - most);
-    sum += value[i];
-  }
-  sum = warp_sum(sum);
-  float mine = 0, chosen_sum = 0;
-  int my_expert = 0;
-  for (int k = 0; k < top_k; ++k) {
-    float best = -1;
-    int best_expert = E;
-#pragma unroll
-    for (int i = 0; i < kPerLane; ++i) {
-      if (value[i] > best && i * 32 + lane < E) {
-        best = value[i];
-        best_expert = i * 32 + lane;
-      }
-    }
-#pragma unroll
-    for (int offset = 16; offset > 0; offset >>= 1) {
-      const float other = __shfl_xor_sync(0xffffffffu, best, offset);
-      const int expert = __shfl_xor_sync(0xffffffffu, best_expert, offset);
-      if (other > best || (other == best && expert < best_expert)) {
-        best = other;
-        best_expert = expert;
-      }
-    }
-#pragma unroll
-    for (int i = 0; i < kPerLane; ++i) {
-      if (i * 32 + lane == best_expert) value[i] = -2;
-    }
-    const float p = best / sum;
-    chosen_sum += p;
-    if (lane == k) {
-      mine = p;
-      my_expert = best_expert;
-    }
-  }
-  if (lane < top_k) {
-    experts[lane] = my_expert;
-    weights[lane] = renormalise ? mine / chosen_sum : mine;
-  }
-}
 
 __device__ void route_any(const float* logits, int E, int top_k, bool renormalise, int* experts,
                           float* weights) {

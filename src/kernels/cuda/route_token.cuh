@@ -1,0 +1,71 @@
+// Choosing a token's experts, by one warp.
+#pragma once
+
+#include "kernels/cuda/vec.cuh"
+
+namespace vamp::cuda {
+
+constexpr int kMaxTopK = 16;
+
+// Orders as the floats do.
+__device__ __forceinline__ uint32_t sort_key(float x) {
+  const uint32_t bits = __float_as_uint(x);
+  return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+}
+__device__ __forceinline__ float sort_value(uint32_t key) {
+  return __uint_as_float(key & 0x80000000u ? key & 0x7fffffffu : ~key);
+}
+
+// Each lane holds every 32nd logit; a round finds the largest (ties: the lower expert) and takes it
+// out.
+template <int kPerLane>
+__device__ void route_token(const float* logits, int E, int top_k, bool renormalise, int* experts,
+                            float* weights) {
+  const int lane = threadIdx.x % 32;
+  uint32_t key[kPerLane];
+  uint32_t largest = 0;
+#pragma unroll
+  for (int i = 0; i < kPerLane; ++i) {
+    const int e = i * 32 + lane;
+    key[i] = e < E ? sort_key(logits[e]) : 0;
+    largest = max(largest, key[i]);
+  }
+  const float most = sort_value(__reduce_max_sync(0xffffffffu, largest));
+  float sum = 0;
+  if (!renormalise) {
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i)
+      if (i * 32 + lane < E) sum += __expf(sort_value(key[i]) - most);
+    sum = warp_sum(sum);
+  }
+  float mine = 0;
+  int my_expert = 0;
+  for (int k = 0; k < top_k; ++k) {
+    uint32_t best = 0;
+    int at = 0;
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) {
+      if (key[i] > best) {
+        best = key[i];
+        at = i;
+      }
+    }
+    const uint32_t winner = __reduce_max_sync(0xffffffffu, best);
+    const auto expert = static_cast<int>(__reduce_min_sync(
+        0xffffffffu, best == winner ? static_cast<uint32_t>(at * 32 + lane) : 0xffffffffu));
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i)
+      if (i * 32 + lane == expert) key[i] = 0;
+    if (lane == k) {
+      mine = __expf(sort_value(winner) - most);
+      my_expert = expert;
+    }
+  }
+  if (renormalise) sum = warp_sum(mine);
+  if (lane < top_k) {
+    experts[lane] = my_expert;
+    weights[lane] = mine / sum;
+  }
+}
+
+}  // namespace vamp::cuda
