@@ -1,42 +1,37 @@
 #include <cooperative_groups.h>
 
 #include <algorithm>
+#include <array>
+#include <atomic>
 
 #include "kernels/cuda/decode_attention.h"
+#include "kernels/cuda/decode_page.cuh"
 #include "kernels/cuda/launch.cuh"
-#include "kernels/cuda/skinny_gemm.cuh"
-#include "kernels/cuda/vec.cuh"
 
 namespace vamp::cuda {
 namespace {
 
 namespace cg = cooperative_groups;
 using bf16 = __nv_bfloat16;
+using decode::Accumulator;
+using decode::attend_page;
+using decode::kPage;
+using decode::kRows;
+using decode::Pipeline;
 
-// A warp takes 16 tokens at a time: their keys and values come to its own shared memory by
-// asynchronous copies, a few such pages ahead; nothing is shared between warps until the end of the
-// piece.
-constexpr int kPage = 16;
-constexpr int kWarps = 4;
-constexpr int kRows = 16;  // of the tensor-core tile: the query heads of one KV head
+constexpr int kMaxPieces = 16;
 
-template <int D>
-struct Pipeline {
-  static constexpr int kStages = D == 256 ? 2 : 3;
-  static constexpr int kChunks = D / 8;  // 16-byte chunks of a row
-  uint4 k[kStages][kPage][kChunks];
-  uint4 v[kStages][kPage][kChunks];
-};
-template <int D>
+template <int D, int kWarps>
 struct Shared {
   union {
     Pipeline<D> pages[kWarps];
     float out[kWarps][kRows][D];
   };
   float most[kWarps][kRows], sum[kWarps][kRows];
-  // Of the piece, read by the whole cluster.
-  float piece_out[kRows][D];
-  float piece_most[kRows], piece_sum[kRows];
+  // This block's share of the outputs, [piece][rows * D / pieces], and the pieces' row sums:
+  // written by the other blocks of the cluster.
+  float piece_out[kRows * D];
+  float piece_most[kMaxPieces][kRows], piece_sum[kMaxPieces][kRows];
 };
 
 struct Args {
@@ -50,123 +45,28 @@ struct Args {
   bf16* out;
 };
 
-// Rows are spread over banks: chunk c of row r lies at c ^ (r % 8).
-__device__ __forceinline__ int swizzle(int row, int chunk) {
-  return chunk ^ (row & 7);
-}
-
-__device__ __forceinline__ uint32_t shared_address(const void* p) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(p));
-}
-
+// Starts the copies of page `page` of a context.
 template <int D>
 __device__ void copy_page(const Args& a, Pipeline<D>& pages, int stage, int page,
                           const int32_t* blocks, int kv_head) {
-  constexpr int kChunks = Pipeline<D>::kChunks;
-  const int lane = threadIdx.x % 32, per_block = a.layout.block_tokens / kPage;
-  const int64_t base = blocks[page / per_block] * a.layout.block_stride() +
-                       a.layout.k_offset(0, kv_head, page % per_block * kPage);
-#pragma unroll
-  for (int i = 0; i < kPage * kChunks / 32; ++i) {
-    const int chunk = i * 32 + lane, row = chunk / kChunks, column = chunk % kChunks;
-    const bf16* from = a.k + base + row * a.layout.token_stride() + column * 8;
-    skinny::copy16_async(shared_address(&pages.k[stage][row][swizzle(row, column)]), from, true);
-    skinny::copy16_async(shared_address(&pages.v[stage][row][swizzle(row, column)]),
-                         from + a.layout.v_offset(), true);
-  }
+  const int per_block = a.layout.block_tokens / kPage;
+  const bf16* k = a.k + blocks[page / per_block] * a.layout.block_stride() +
+                  a.layout.k_offset(0, kv_head, page % per_block * kPage);
+  decode::copy_page(pages, stage, k, k + a.layout.v_offset());
 }
 
-__device__ __forceinline__ void load_transposed(const void* p, uint32_t (&r)[4]) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(shared_address(p)));
-}
-
-__device__ __forceinline__ uint32_t pack(float low, float high) {
-  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-  return *reinterpret_cast<const uint32_t*>(&pair);
-}
-
-// State of one warp: rows g and g + 8 of the heads, dims 8 i + 2 c and the next.
-template <int D>
-struct Accumulator {
-  float out[D / 8][4] = {};
-  float most[2] = {-INFINITY, -INFINITY};
-  float sum[2] = {};
-};
-
-// Folds one page into the accumulator. `valid`: tokens of it that count.
-template <int D>
-__device__ void attend_page(const Pipeline<D>& pages, int stage, int valid,
-                            const Bf16x8 (&q)[2][D / 32], float scale_log2, Accumulator<D>& acc) {
-  const int lane = threadIdx.x % 32, group = lane / 4, quad = lane % 4;
-  float score[2][4] = {};
-#pragma unroll
-  for (int tile = 0; tile < 2; ++tile) {
-    const int row = tile * 8 + group;
-#pragma unroll
-    for (int j = 0; j < D / 32; ++j) {
-      const uint4 k = pages.k[stage][row][swizzle(row, j * 4 + quad)];
-      skinny::mma(score[tile], q[0][j].bits.x, q[1][j].bits.x, q[0][j].bits.y, q[1][j].bits.y, k.x,
-                  k.y);
-      skinny::mma(score[tile], q[0][j].bits.z, q[1][j].bits.z, q[0][j].bits.w, q[1][j].bits.w, k.z,
-                  k.w);
-    }
-  }
-  uint32_t p[4];  // the probabilities as the first operand of the product with V
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    float most = acc.most[half];
-#pragma unroll
-    for (int tile = 0; tile < 2; ++tile) {
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        float& s = score[tile][2 * half + e];
-        s = tile * 8 + 2 * quad + e < valid ? s * scale_log2 : -INFINITY;
-        most = fmaxf(most, s);
-      }
-    }
-    most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 1));
-    most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 2));
-    const float shrink = exp2f(acc.most[half] - most);
-    acc.most[half] = most;
-    float sum = 0;
-#pragma unroll
-    for (int tile = 0; tile < 2; ++tile) {
-      const float a = exp2f(score[tile][2 * half] - most),
-                  b = exp2f(score[tile][2 * half + 1] - most);
-      sum += a + b;
-      p[2 * tile + half] = pack(a, b);
-    }
-    acc.sum[half] = acc.sum[half] * shrink + sum;
-#pragma unroll
-    for (int i = 0; i < D / 8; ++i) {
-      acc.out[i][2 * half] *= shrink;
-      acc.out[i][2 * half + 1] *= shrink;
-    }
-  }
-  // Lane l addresses row l % 16 of the page, the even or the odd 8 dims of a 16-wide strip.
-  const int row = lane % 16, odd = lane / 16;
-#pragma unroll
-  for (int i = 0; i < D / 16; ++i) {
-    uint32_t v[4];
-    load_transposed(&pages.v[stage][row][swizzle(row, 2 * i + odd)], v);
-    skinny::mma(acc.out[2 * i], p[0], p[1], p[2], p[3], v[0], v[1]);
-    skinny::mma(acc.out[2 * i + 1], p[0], p[1], p[2], p[3], v[2], v[3]);
-  }
-}
-
-// The warps' results of one piece, joined in order.
-template <int D>
-__device__ void join_warps(Shared<D>& shared, Accumulator<D>& acc, int rows) {
+// Each warp's results into shared memory, where the pages were.
+template <int D, int kWarps>
+__device__ void put_warp_results(Shared<D, kWarps>& shared, const Accumulator<D>& acc, int rows) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = lane / 4, quad = lane % 4;
-  __syncthreads();  // pages are done with: `out` shares their memory
+  __syncthreads();
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     float sum = acc.sum[half];
     sum += __shfl_xor_sync(0xffffffffu, sum, 1);
     sum += __shfl_xor_sync(0xffffffffu, sum, 2);
     const int row = group + 8 * half;
+    if (row >= rows) continue;
     if (quad == 0) {
       shared.most[warp][row] = acc.most[half];
       shared.sum[warp][row] = sum;
@@ -177,73 +77,105 @@ __device__ void join_warps(Shared<D>& shared, Accumulator<D>& acc, int rows) {
           acc.out[i][2 * half], acc.out[i][2 * half + 1]};
   }
   __syncthreads();
-  for (int i = threadIdx.x; i < rows * D; i += kWarps * 32) {
-    const int row = i / D, d = i % D;
-    float most = shared.most[0][row];
+}
+
+// The warps' share in a row's result, and the row's largest score.
+template <int D, int kWarps>
+__device__ float warp_weights(const Shared<D, kWarps>& shared, int row, float (&weight)[kWarps]) {
+  float most = shared.most[0][row];
 #pragma unroll
-    for (int w = 1; w < kWarps; ++w) most = fmaxf(most, shared.most[w][row]);
-    float out = 0, sum = 0;
+  for (int w = 1; w < kWarps; ++w) most = fmaxf(most, shared.most[w][row]);
+#pragma unroll
+  for (int w = 0; w < kWarps; ++w) weight[w] = exp2f(shared.most[w][row] - most);
+  return most;
+}
+
+template <typename T>
+__device__ __forceinline__ T* of_block(T* mine, int block, int blocks) {
+  return blocks == 1 ? mine : cg::this_cluster().map_shared_rank(mine, block);
+}
+
+// The warps' results, joined in order, to the block of the cluster that finishes each output: as
+// everybody writes what others read, one barrier is enough.
+template <int D, int kWarps>
+__device__ void send_piece(Shared<D, kWarps>& shared, int piece, int pieces, int rows) {
+  const int share = rows * D / pieces;
+  float weight[kWarps];
+  for (int i = threadIdx.x * 4; i < rows * D; i += kWarps * 32 * 4) {
+    const int row = i / D, d = i % D;
+    warp_weights(shared, row, weight);
+    float4 out{};
 #pragma unroll
     for (int w = 0; w < kWarps; ++w) {
-      const float weight =
-          shared.most[w][row] == -INFINITY ? 0.0f : exp2f(shared.most[w][row] - most);
-      out += weight * shared.out[w][row][d];
-      sum += weight * shared.sum[w][row];
+      const float4 v = *reinterpret_cast<const float4*>(&shared.out[w][row][d]);
+      out.x = fmaf(weight[w], v.x, out.x);
+      out.y = fmaf(weight[w], v.y, out.y);
+      out.z = fmaf(weight[w], v.z, out.z);
+      out.w = fmaf(weight[w], v.w, out.w);
     }
-    shared.piece_out[row][d] = out;
-    if (d == 0) {
-      shared.piece_most[row] = most;
-      shared.piece_sum[row] = sum;
-    }
+    float* mine = &shared.piece_out[piece * share + i % share];
+    *reinterpret_cast<float4*>(of_block(mine, i / share, pieces)) = out;
+  }
+  for (int i = threadIdx.x; i < rows * pieces; i += kWarps * 32) {
+    const int row = i / pieces, to = i % pieces;
+    const float most = warp_weights(shared, row, weight);
+    float sum = 0;
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) sum = fmaf(weight[w], shared.sum[w][row], sum);
+    *of_block(&shared.piece_most[piece][row], to, pieces) = most;
+    *of_block(&shared.piece_sum[piece][row], to, pieces) = sum;
   }
 }
 
-// The pieces' results, joined in order; each block of the cluster does its share of the outputs.
-template <int D>
-__device__ void join_pieces(cg::cluster_group& cluster, Shared<D>& shared, int used, int rows,
-                            bf16* out) {
-  const int pieces = static_cast<int>(cluster.num_blocks()),
-            mine = static_cast<int>(cluster.block_rank());
-  for (int i = mine * kWarps * 32 + threadIdx.x; i < rows * D; i += pieces * kWarps * 32) {
-    const int row = i / D, d = i % D;
-    float most = -INFINITY;
-    for (int p = 0; p < used; ++p)
-      most = fmaxf(most, *cluster.map_shared_rank(&shared.piece_most[row], p));
-    float value = 0, sum = 0;
-#pragma unroll 4
+// The pieces' results, joined in order: this block's share of the outputs.
+template <int D, int kWarps>
+__device__ void finish(const Shared<D, kWarps>& shared, int piece, int pieces, int used, int rows,
+                       bf16* out) {
+  const int share = rows * D / pieces;
+  for (int i = threadIdx.x; i < share; i += kWarps * 32) {
+    const int row = (piece * share + i) / D;
+    float most = -INFINITY, value = 0, sum = 0;
+    for (int p = 0; p < used; ++p) most = fmaxf(most, shared.piece_most[p][row]);
     for (int p = 0; p < used; ++p) {
-      const float weight = exp2f(*cluster.map_shared_rank(&shared.piece_most[row], p) - most);
-      value += weight * *cluster.map_shared_rank(&shared.piece_out[row][d], p);
-      sum += weight * *cluster.map_shared_rank(&shared.piece_sum[row], p);
+      const float weight = exp2f(shared.piece_most[p][row] - most);
+      value = fmaf(weight, shared.piece_out[p * share + i], value);
+      sum = fmaf(weight, shared.piece_sum[p][row], sum);
     }
-    out[i] = __float2bfloat16(value / sum);
+    out[piece * share + i] = __float2bfloat16(used == 0 ? 0.0f : value / sum);
   }
 }
 
-template <int D>
+template <int D, int kWarps>
 __global__ void __launch_bounds__(kWarps * 32) decode_kernel(const __grid_constant__ Args a) {
   extern __shared__ __align__(128) char memory[];
-  auto& shared = *reinterpret_cast<Shared<D>*>(memory);
+  auto& shared = *reinterpret_cast<Shared<D, kWarps>*>(memory);
   constexpr int kStages = Pipeline<D>::kStages;
   allow_next();
-  wait_for_previous();
   const int pieces = gridDim.x, piece = blockIdx.x, kv_head = blockIdx.y, sequence = blockIdx.z;
+  if (pieces > 1)
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");  // I have started
   const int rows = a.shape.num_heads / a.shape.kv_heads;
   const int context = a.batch.context[sequence];
-  // Whole rounds of the warps, so that every piece but the last has the same length.
-  const int pages = (context + kPage - 1) / kPage;
-  const int per_piece = ((pages + pieces - 1) / pieces + kWarps - 1) / kWarps * kWarps;
+  const int pages = (context + kPage - 1) / kPage, per_piece = (pages + pieces - 1) / pieces;
   const int used = per_piece == 0 ? 0 : (pages + per_piece - 1) / per_piece;
   const int first = min(pages, piece * per_piece), end = min(pages, first + per_piece);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = lane / 4, quad = lane % 4;
   const int32_t* blocks = a.batch.block_ids + a.batch.block_start[sequence];
   Pipeline<D>& mine = shared.pages[warp];
 
+  // The new token comes from a kernel in front: its page, the context's last, must wait.
+  const int settled = min(end, (context - 1) / kPage);
   int ahead = first + warp;
 #pragma unroll
   for (int stage = 0; stage < kStages - 1; ++stage, ahead += kWarps) {
-    if (ahead < end) copy_page(a, mine, stage, ahead, blocks, kv_head);
+    if (ahead < settled) copy_page(a, mine, stage, ahead, blocks, kv_head);
     skinny::commit_copies();
+  }
+  wait_for_previous();
+  if (settled < end && settled < ahead && (settled - first) % kWarps == warp) {
+    copy_page(a, mine, (settled - first) / kWarps, settled, blocks, kv_head);
+    skinny::commit_copies();
+    skinny::wait_copies<0>();
   }
   const bf16* q = a.q + sequence * a.q_stride + static_cast<int64_t>(kv_head) * rows * D;
   Bf16x8 queries[2][D / 32];
@@ -268,60 +200,97 @@ __global__ void __launch_bounds__(kWarps * 32) decode_kernel(const __grid_consta
   }
   skinny::wait_copies<0>();
 
-  if (first < end) join_warps(shared, acc, rows);
-  cg::cluster_group cluster = cg::this_cluster();
-  cluster.sync();
-  join_pieces(cluster, shared, used, rows,
-              a.out + (static_cast<int64_t>(sequence) * a.shape.num_heads + kv_head * rows) * D);
-  cluster.sync();  // nobody leaves while its results are still read
+  if (first < end) put_warp_results(shared, acc, rows);
+  if (pieces > 1) asm volatile("barrier.cluster.wait.aligned;" ::: "memory");  // all have started
+  if (first < end) send_piece(shared, piece, pieces, rows);
+  if (pieces > 1) {
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+  } else {
+    __syncthreads();
+  }
+  finish(shared, piece, pieces, used, rows,
+         a.out + (static_cast<int64_t>(sequence) * a.shape.num_heads + kv_head * rows) * D);
 }
 
+// Launching D's kernel of kWarps warps a block.
+template <int D, int kWarps>
+struct Launcher {
+  static constexpr int kBytes = sizeof(Shared<D, kWarps>);
+  static auto kernel() {
+    const auto kernel = decode_kernel<D, kWarps>;
+    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes),
+          "decode_attention's shared memory");
+    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1),
+          "decode_attention's cluster size");
+    return kernel;
+  }
+  // Clusters of so many blocks that the device runs at a time. Their multiprocessors must be
+  // neighbours, so it is fewer than the blocks that fit.
+  static int clusters_at_a_time(int pieces) {
+    static std::array<std::atomic<int>, kMaxPieces + 1> known{};
+    if (const int clusters = known[pieces]) return clusters;
+    cudaLaunchAttribute cluster{};
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim.x = static_cast<unsigned>(pieces);
+    cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
+    cudaLaunchConfig_t config{};
+    config.gridDim = dim3(static_cast<unsigned>(pieces));
+    config.blockDim = dim3(kWarps * 32);
+    config.dynamicSmemBytes = kBytes;
+    config.attrs = &cluster;
+    config.numAttrs = 1;
+    int clusters = 0;
+    check(cudaOccupancyMaxActiveClusters(&clusters, kernel(), &config),
+          "asking for decode_attention's clusters");
+    known[pieces] = clusters;
+    return clusters;
+  }
+  static void launch(const Args& args, int pieces, cudaStream_t stream) {
+    const dim3 grid(pieces, args.shape.kv_heads, args.batch.sequences);
+    launch_overlapped_clusters("decode_attention", kernel(), grid, kWarps * 32, kBytes, stream,
+                               pieces, args);
+  }
+};
+
+// As many pieces as run all at once: a second wave of a few clusters would double the time. Blocks
+// fill a multiprocessor each; with more contexts than that, two smaller ones share it.
 template <int D>
-void launch(const Args& args, int pieces, cudaStream_t stream) {
-  const auto kernel = decode_kernel<D>;
-  check(
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Shared<D>)),
-      "decode_attention's shared memory");
-  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1),
-        "decode_attention's cluster size");
-  const dim3 grid(pieces, args.shape.kv_heads, args.batch.sequences);
-  launch_overlapped_clusters("decode_attention", kernel, grid, kWarps * 32, sizeof(Shared<D>),
-                             stream, pieces, args);
+void launch_of_dim(const Args& args, cudaStream_t stream) {
+  using Large = Launcher<D, D == 256 ? 4 : 8>;
+  const int clusters = args.batch.sequences * args.shape.kv_heads;
+  for (int pieces = kMaxPieces; pieces >= 1; pieces /= 2)
+    if (clusters <= Large::clusters_at_a_time(pieces)) return Large::launch(args, pieces, stream);
+  Launcher<D, 4>::launch(args, 1, stream);
 }
 
 }  // namespace
 
-int decode_attention_pieces(int sequences, const DecodeShape& shape) {
-  // About two blocks on each of 132 multiprocessors; a cluster has at most 16.
-  const int wanted = 264 / std::max(1, sequences * shape.kv_heads);
-  return wanted >= 12 ? 16 : wanted >= 6 ? 8 : wanted >= 3 ? 4 : wanted >= 2 ? 2 : 1;
-}
-
 void decode_attention(const bf16* q, int64_t q_stride, const DecodeBatch& batch,
                       const DecodeShape& shape, const KvCache& cache, int layer, float scale,
                       bf16* out, cudaStream_t stream) {
+  const KvLayout& layout = cache.layout;
   VAMP_CHECK(shape.num_heads % shape.kv_heads == 0 && shape.num_heads / shape.kv_heads <= kRows &&
-                 cache.layout.block_tokens % kPage == 0 && cache.layout.dtype == DType::kBf16 &&
+                 layout.block_tokens % kPage == 0 && layout.dtype == DType::kBf16 &&
                  q_stride % 8 == 0,
              "decode_attention: {} heads, {} KV heads, blocks of {} tokens", shape.num_heads,
-             shape.kv_heads, cache.layout.block_tokens);
+             shape.kv_heads, layout.block_tokens);
   if (batch.sequences == 0) return;
   const Args args{q,
                   q_stride,
                   batch,
                   shape,
-                  static_cast<const bf16*>(cache.arena) + layer * cache.layout.layer_stride(),
-                  cache.layout,
+                  static_cast<const bf16*>(cache.arena) + layer * layout.layer_stride(),
+                  layout,
                   scale * 1.4426950408889634f,
                   out};
-  const int pieces = decode_attention_pieces(batch.sequences, shape);
   switch (shape.head_dim) {
     case 64:
-      return launch<64>(args, pieces, stream);
+      return launch_of_dim<64>(args, stream);
     case 128:
-      return launch<128>(args, pieces, stream);
+      return launch_of_dim<128>(args, stream);
     case 256:
-      return launch<256>(args, pieces, stream);
+      return launch_of_dim<256>(args, stream);
     default:
       VAMP_CHECK(false, "decode_attention: head_dim {}", shape.head_dim);
   }

@@ -263,12 +263,13 @@ TEST_P(MoeSkinny, MatchesHost) {
   }
   expect_close(dresidual.to_host(), want, 1.0);
 }
-INSTANTIATE_TEST_SUITE_P(Shapes, MoeSkinny,
-                         testing::Values(MoeCase{1, 16, 4, 256, 64, false},
-                                         MoeCase{1, 8, 8, 2048, 768, false},
-                                         MoeCase{8, 32, 4, 512, 96, false},
-                                         MoeCase{20, 16, 2, 72, 48, true},
-                                         MoeCase{64, 16, 4, 128, 32, false}));
+INSTANTIATE_TEST_SUITE_P(
+    Shapes, MoeSkinny,
+    testing::Values(MoeCase{1, 16, 4, 256, 64, false}, MoeCase{1, 8, 8, 2048, 768, false},
+                    MoeCase{8, 32, 4, 512, 96, false}, MoeCase{4, 16, 3, 2048, 768, false},
+                    MoeCase{21, 8, 2, 2048, 768, true}, MoeCase{9, 16, 2, 2048, 512, false},
+                    MoeCase{2, 4, 2, 4096, 1536, false}, MoeCase{20, 16, 2, 72, 48, true},
+                    MoeCase{64, 16, 4, 128, 32, false}));
 
 struct NormCase {
   int rows, cols;
@@ -476,6 +477,11 @@ TEST_P(AttentionPath, MatchesHost) {
     expect_want("decode_attention");
   }
 }
+std::vector<std::pair<int, int>> many_sequences(int count) {
+  std::vector<std::pair<int, int>> sequences;
+  for (int i = 0; i < count; ++i) sequences.emplace_back(i * i * 53 % 700, 1);
+  return sequences;
+}
 INSTANTIATE_TEST_SUITE_P(
     Shapes, AttentionPath,
     testing::Values(
@@ -483,9 +489,46 @@ INSTANTIATE_TEST_SUITE_P(
         AttentionCase{32, 4, 128, 128, 32, {{3000, 1}}, true},
         AttentionCase{16, 2, 256, 64, 16, {{700, 1}, {3, 1}}, true},
         AttentionCase{8, 8, 64, 64, 16, {{100, 1}, {31, 1}, {2047, 1}}, false},
+        AttentionCase{16, 8, 64, 64, 16, many_sequences(7), false},   // large blocks, one piece
+        AttentionCase{8, 4, 128, 128, 16, many_sequences(37), true},  // small blocks
+        AttentionCase{32, 4, 128, 128, 16, many_sequences(9), true},  // a few pieces
         AttentionCase{32, 8, 128, 128, 16, {{0, 70}, {33, 1}, {100, 40}}, false},
         AttentionCase{16, 2, 256, 64, 16, {{200, 1}, {64, 30}}, true},
         AttentionCase{8, 2, 64, 64, 32, {{500, 1}, {0, 129}}, false}));
+
+// Rows that only fill a captured graph's batch up: no context, no blocks, and zeros come out.
+TEST(DecodeAttention, NoContextGivesZeros) {
+  SKIP_WITHOUT_GPU();
+  Random random(3);
+  for (const int sequences : {1, 3, 50}) {
+    const DecodeShape shape{32, 4, 128};
+    KvCache cache{nullptr, {1, 4, 128, 16, DType::kBf16}};
+    DeviceBuffer<bf16> arena(random_bf16(random, cache.layout.block_stride(), 1.0));
+    cache.arena = arena.get();
+    // The middle one alone has a context.
+    std::vector<int> context(sequences), block_start(sequences + 1);
+    context[sequences / 2] = 5;
+    for (int s = sequences / 2; s < sequences; ++s) block_start[s + 1] = 1;
+    const DeviceBuffer<int> dcontext(context), dstart(block_start), dids(std::vector<int>{0});
+    const size_t width = size_t{32} * 128;
+    const DeviceBuffer<bf16> q(random_bf16(random, sequences * width, 1.0));
+    DeviceBuffer<bf16> out(sequences * width);
+    check(cudaMemset(out.get(), 0xff, out.size() * 2), "poison");
+    decode_attention(q.get(), static_cast<int64_t>(width),
+                     {sequences, dcontext.get(), dstart.get(), dids.get()}, shape, cache, 0, 0.1f,
+                     out.get(), nullptr);
+    const auto got = out.to_host();
+    for (int s = 0; s < sequences; ++s)
+      for (size_t i = 0; i < width; ++i) {
+        const float value = __bfloat162float(got[s * width + i]);
+        ASSERT_TRUE(s == sequences / 2 ? std::isfinite(value) : value == 0.0f)
+            << "of " << sequences << " sequences, " << s << " at " << i << ": " << value;
+      }
+    const auto row = got.begin() + static_cast<ptrdiff_t>(sequences / 2 * width);
+    ASSERT_TRUE(std::any_of(row, row + static_cast<ptrdiff_t>(width),
+                            [](bf16 v) { return __bfloat162float(v) != 0.0f; }));
+  }
+}
 
 }  // namespace
 }  // namespace vamp::cuda
