@@ -2,7 +2,7 @@
 // vocabulary head, random weights, in one captured graph. Prints milliseconds a token for each
 // batch, beside what reading the same bytes at the memory's measured rate would take.
 //
-//   gpu_layer_bench [LAYERS=48]
+//   gpu_layer_bench [LAYERS=48 [account]]      account: also what a step saves without each op
 //
 // Last line: one JSON object {"decode_ms": {"1": ..., ...}, "share_of_hbm": {...}}.
 #include <cuda_bf16.h>
@@ -32,6 +32,24 @@ constexpr int kHidden = 2048, kVocab = 151936, kBlockTokens = 16, kMaxBatch = 16
 constexpr DecodeShape kHeads{32, 4, 128};
 constexpr MoeShape kMoe{128, 8, 2048, 768};
 constexpr int kQkv = (32 + 2 * 4) * 128, kAttention = 32 * 128;
+
+enum Op {
+  kQkvOp,
+  kRopeOp,
+  kAttentionOp,
+  kOutputOp,
+  kNormOp,
+  kRouterOp,
+  kRouteOp,
+  kGateUpOp,
+  kDownOp,
+  kCombineOp,
+  kHeadOp,
+  kNone
+};
+constexpr const char* kOpNames[] = {
+    "qkv",     "rope, cache write", "attention", "output projection", "norm", "router",
+    "routing", "gate, up",          "down",      "combine, norm",     "head"};
 
 struct Layer {
   DeviceBuffer<bf16> qkv{size_t{kQkv} * kHidden}, o{size_t{kHidden} * kAttention},
@@ -83,28 +101,49 @@ class Model {
     batch_ = batch;
   }
 
-  void step(cudaStream_t s) {
+  // The step, without the op `left_out` (to see what each adds).
+  void step(cudaStream_t s, Op left_out = kNone) {
     const NormWeight norm{norm_.get(), 1e-6f, false};
     const DecodeBatch decode{batch_, contexts_.get(), starts_.get(), ids_.get()};
     bf16 *residual = residual_.get(), *x = x_.get();
+    const auto op = [&](Op name, auto&& run) {
+      if (name != left_out) run();
+    };
     add_rms_norm(nullptr, residual, batch_, kHidden, norm, x, s);
     for (size_t l = 0; l < layers_.size(); ++l) {
       const Layer& w = layers_[l];
-      linear_skinny(x, w.qkv.get(), nullptr, qkv_.get(), batch_, kQkv, kHidden, false, s);
-      qk_norm_rope_write_kv(qkv_.get(), batch_, {kHeads.num_heads, kHeads.kv_heads, 128, 128}, norm,
-                            norm, cos_sin_.get(), cache_, static_cast<int>(l), slots_.get(), s);
-      decode_attention(qkv_.get(), kQkv, decode, kHeads, cache_, static_cast<int>(l), 0.088f,
-                       attention_.get(), s);
-      linear_skinny(attention_.get(), w.o.get(), nullptr, residual, batch_, kHidden, kAttention,
-                    true, s);
-      add_rms_norm(nullptr, residual, batch_, kHidden, norm, x, s);
-      linear_skinny_f32(x, w.router.get(), logits_.get(), batch_, kMoe.experts, kHidden, s);
-      route(logits_.get(), routing_, batch_, kMoe.experts, kMoe.top_k, true, s);
-      moe_skinny_gate_up(x, batch_, kMoe, w.experts(), routing_, activation_.get(), s);
-      moe_skinny_down(activation_.get(), batch_, kMoe, w.experts(), routing_, y_.get(), s);
-      moe_combine_rms_norm(y_.get(), batch_, kMoe, routing_, residual, norm, x, s);
+      const int layer = static_cast<int>(l);
+      op(kQkvOp, [&] {
+        linear_skinny(x, w.qkv.get(), nullptr, qkv_.get(), batch_, kQkv, kHidden, false, s);
+      });
+      op(kRopeOp, [&] {
+        qk_norm_rope_write_kv(qkv_.get(), batch_, {kHeads.num_heads, kHeads.kv_heads, 128, 128},
+                              norm, norm, cos_sin_.get(), cache_, layer, slots_.get(), s);
+      });
+      op(kAttentionOp, [&] {
+        decode_attention(qkv_.get(), kQkv, decode, kHeads, cache_, layer, 0.088f, attention_.get(),
+                         s);
+      });
+      op(kOutputOp, [&] {
+        linear_skinny(attention_.get(), w.o.get(), nullptr, residual, batch_, kHidden, kAttention,
+                      true, s);
+      });
+      op(kNormOp, [&] { add_rms_norm(nullptr, residual, batch_, kHidden, norm, x, s); });
+      op(kRouterOp, [&] {
+        linear_skinny_f32(x, w.router.get(), logits_.get(), batch_, kMoe.experts, kHidden, s);
+      });
+      op(kRouteOp,
+         [&] { route(logits_.get(), routing_, batch_, kMoe.experts, kMoe.top_k, true, s); });
+      op(kGateUpOp,
+         [&] { moe_skinny_gate_up(x, batch_, kMoe, w.experts(), routing_, activation_.get(), s); });
+      op(kDownOp, [&] {
+        moe_skinny_down(activation_.get(), batch_, kMoe, w.experts(), routing_, y_.get(), s);
+      });
+      op(kCombineOp,
+         [&] { moe_combine_rms_norm(y_.get(), batch_, kMoe, routing_, residual, norm, x, s); });
     }
-    linear_skinny_f32(x, head_.get(), vocab_.get(), batch_, kVocab, kHidden, s);
+    op(kHeadOp,
+       [&] { linear_skinny_f32(x, head_.get(), vocab_.get(), batch_, kVocab, kHidden, s); });
   }
 
   // Bytes that a step must read: dense weights, the experts that its tokens chose (as the last
@@ -141,6 +180,7 @@ class Model {
 
 int main(int argc, char** argv) {
   const int layers = argc > 1 ? std::atoi(argv[1]) : 48;
+  const bool account = argc > 2 && argv[2][0] == 'a';
   Model model(layers);
   std::string times, shares;
   for (int batch : {1, 2, 4, 8, 16}) {
@@ -149,6 +189,11 @@ int main(int argc, char** argv) {
     const double share = model.bytes(kMaxContext) / us / kHbmBytesPerUs;
     fmt::print("decode {:>3} x 4k: {:.3f} ms, {:.0f}% of what HBM allows\n", batch, us / 1e3,
                100 * share);
+    for (int op = 0; account && op < kNone; ++op) {
+      const double without =
+          graph_us([&](cudaStream_t s) { model.step(s, static_cast<Op>(op)); }, 9);
+      fmt::print("  {:<18} adds {:>6.2f} us a layer\n", kOpNames[op], (us - without) / layers);
+    }
     std::fflush(stdout);
     times += fmt::format("{}\"{}\":{:.3f}", times.empty() ? "" : ",", batch, us / 1e3);
     shares += fmt::format("{}\"{}\":{:.3f}", shares.empty() ? "" : ",", batch, share);
