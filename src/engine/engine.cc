@@ -105,6 +105,7 @@ void Engine::deliver_events() {
     listener_.on_finished(event, found->second);
     finished_.erase(found);
   }
+  listener_.on_delivered();
 }
 
 SchedulerListener Engine::scheduler_listener() {

@@ -33,6 +33,7 @@ class EngineListener {
   virtual void on_step(const StepStats&) {}
   virtual void on_decision(const DecisionRecord&) {}
   virtual void on_decision_result(const DecisionRecord&) {}  // when what came of it is known
+  virtual void on_delivered() {}  // once a turn of the loop, after all of the above
 };
 
 // Owns the scheduler. submit(), cancel() and stop() may be called from any thread; everything else
