@@ -5,20 +5,10 @@
 #include <time.h>
 
 namespace vamp {
-namespace {
-
-sigset_t interrupt_set() {
-  sigset_t set;
-  sigemptyset(&set);
-  sigaddset(&set, SIGINT);
-  return set;
-}
-
-}  // namespace
-
-InterruptWatch::InterruptWatch() {
-  const sigset_t set = interrupt_set();
-  pthread_sigmask(SIG_BLOCK, &set, nullptr);
+InterruptWatch::InterruptWatch(std::initializer_list<int> signals) {
+  sigemptyset(&set_);
+  for (const int signal : signals) sigaddset(&set_, signal);
+  pthread_sigmask(SIG_BLOCK, &set_, nullptr);
 }
 
 InterruptWatch::~InterruptWatch() {
@@ -26,14 +16,12 @@ InterruptWatch::~InterruptWatch() {
 }
 
 void InterruptWatch::unblock() {
-  const sigset_t set = interrupt_set();
-  pthread_sigmask(SIG_UNBLOCK, &set, nullptr);
+  pthread_sigmask(SIG_UNBLOCK, &set_, nullptr);
 }
 
 bool InterruptWatch::requested() {
-  const sigset_t set = interrupt_set();
   const timespec now{0, 0};
-  if (!requested_ && sigtimedwait(&set, nullptr, &now) == SIGINT) {
+  if (!requested_ && sigtimedwait(&set_, nullptr, &now) > 0) {
     requested_ = true;
     unblock();
   }

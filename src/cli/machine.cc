@@ -56,8 +56,13 @@ Machine make_simulated(const MachineSetup& setup, const ModelConfig& model,
   Machine machine;
   machine.own_layout = std::make_unique<MemoryLayout>(make_memory_layout(model, options));
   machine.layout = machine.own_layout.get();
-  machine.clock = std::make_unique<VirtualClock>();
+  if (setup.real_clock) {
+    machine.clock = std::make_unique<RealClock>();
+  } else {
+    machine.clock = std::make_unique<VirtualClock>();
+  }
   SimConfig sim;
+  sim.fixed_step = setup.step_time;
   sim.machine = simulated_machine(setup);
   machine.policies = policy_config_for(model, *machine.layout, sim);
   machine.executor = std::make_unique<SimExecutor>(model, *machine.layout, sim, *machine.clock);

@@ -28,6 +28,8 @@ struct MachineSetup {
   int block_tokens = 16;
   StagingMode staging = StagingMode::kAuto;
   int threads = 0;             // cpu
+  bool real_clock = false;     // sim: steps take the time that they would; else it is skipped
+  Micros step_time = 0;        // sim: of every step, instead of the latency model's; 0: the model's
   std::string dtype = "auto";  // cpu
   bool dummy_weights = false;  // cpu
   SchedulerConfig scheduler;

@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "cli/commands.h"
+#include "cli/engine_flags.h"
 #include "cli/replay_runs.h"
 
 namespace vamp {
@@ -13,33 +14,13 @@ namespace {
 // Flags as text, where they are checked or converted later.
 struct ReplayFlags {
   ReplaySetup setup;
-  std::string trace_format, window = "all", admission = "whole-prompt", scheduling = "fcfs",
-                            staging = "auto";
-  std::string device_memory, kv_cache_memory, kv_offloading, load_format = "auto";
+  EngineFlags engine;
+  std::string trace_format, window = "all";
   double think_cap = 60, think_time = -1, stagger = 0, max_seconds = 0;
 };
 
-// vLLM takes --kv-offloading-size in GiB; a unit may be written.
-size_t parse_gib(const std::string& text) {
-  if (text.empty()) return 0;
-  const bool bare = text.find_first_not_of("0123456789.") == std::string::npos;
-  return parse_bytes(bare ? text + "GiB" : text);
-}
-
-template <typename Value>
-Value choose(const char* flag, const std::string& text,
-             std::initializer_list<std::pair<const char*, Value>> choices) {
-  std::string names;
-  for (const auto& [name, value] : choices) {
-    if (text == name) return value;
-    names += (names.empty() ? "" : ", ") + std::string(name);
-  }
-  throw Error("{} {}: use one of {}", flag, text, names);
-}
-
 ReplaySetup finish(ReplayFlags flags) {
   ReplaySetup& setup = flags.setup;
-  MachineSetup& machine = setup.machine;
   if (!flags.trace_format.empty()) setup.trace_read.format = parse_trace_format(flags.trace_format);
   setup.replay.window = parse_window(flags.window);
   setup.replay.seed = setup.prompts.seed;
@@ -48,23 +29,7 @@ ReplaySetup finish(ReplayFlags flags) {
   setup.replay.stagger = flags.stagger * kSecond;
   if (flags.max_seconds > 0) setup.replay.max_duration = flags.max_seconds * kSecond;
   if (setup.trace.starts_with("sweep:")) setup.replay.count_first_turns = false;
-  machine.scheduler.admission = choose<AdmissionRule>(
-      "--admission", flags.admission,
-      {{"whole-prompt", AdmissionRule::kWholePrompt}, {"first-chunk", AdmissionRule::kFirstChunk}});
-  machine.scheduler.scheduling = choose<SchedulingPolicy>(
-      "--scheduling-policy", flags.scheduling,
-      {{"fcfs", SchedulingPolicy::kFcfs}, {"priority", SchedulingPolicy::kPriority}});
-  machine.staging = choose<StagingMode>("--staging", flags.staging,
-                                        {{"auto", StagingMode::kAuto},
-                                         {"whole-region", StagingMode::kWholeRegion},
-                                         {"activated", StagingMode::kActivated}});
-  machine.dummy_weights = choose<bool>("--load-format", flags.load_format,
-                                       {{"auto", false}, {"safetensors", false}, {"dummy", true}});
-  if (!flags.device_memory.empty()) machine.device_memory = parse_bytes(flags.device_memory);
-  if (!flags.kv_cache_memory.empty()) machine.kv_cache_memory = parse_bytes(flags.kv_cache_memory);
-  machine.kv_offloading = parse_gib(flags.kv_offloading);
-  if (machine.executor == "sim" && machine.gpu.empty())
-    throw Error("--executor sim: name the simulated GPU with --gpu");
+  setup.machine = finish_engine_flags(std::move(flags.engine));
   return setup;
 }
 
@@ -116,49 +81,6 @@ void add_workload_options(CLI::App& command, ReplayFlags& flags) {
   command.add_option("--seed", setup.prompts.seed, "of prompt tokens and think times (default 1)");
 }
 
-void add_engine_options(CLI::App& command, ReplayFlags& flags) {
-  MachineSetup& machine = flags.setup.machine;
-  SchedulerConfig& scheduler = machine.scheduler;
-  command
-      .add_option("--executor", machine.executor,
-                  "cpu, or sim: a latency model under a virtual clock")
-      ->check(CLI::IsMember({"cpu", "sim"}));
-  command.add_option("--gpu", machine.gpu, "sim: GPU preset, see vamp inspect");
-  command.add_option("--machine", machine.profile, "sim: speeds (default: the GPU's)");
-  command.add_option("--gpu-memory-utilization", machine.gpu_memory_utilization,
-                     "sim: share of the GPU's memory to use");
-  command.add_option("--tensor-parallel-size", machine.tensor_parallel,
-                     "sim: GPUs that the model is cut over; short form -tp");
-  command.add_option("--device-memory", flags.device_memory,
-                     "budget for weights and KV, like 2GiB");
-  command.add_option("--kv-cache-memory-bytes", flags.kv_cache_memory,
-                     "instead: the KV pool with every expert resident");
-  command.add_option("--kv-cache-tokens", machine.kv_cache_tokens, "the same in tokens");
-  command.add_option("--kv-offloading-size", flags.kv_offloading,
-                     "host tier of the KV cache, in GiB or like 512MiB (default none)");
-  command.add_option("--max-offload-ratio", machine.max_offload_percent,
-                     "VAMP-r: percent of a layer's experts that may be given up (default 15)");
-  command.add_option("--block-size", machine.block_tokens, "tokens a KV block (default 16)");
-  command.add_option("--staging", flags.staging,
-                     "auto, whole-region or activated (the paper's policy: always whole-region)");
-  command.add_option("--max-num-seqs", scheduler.max_num_seqs,
-                     "running requests at most (default 128)");
-  command.add_option("--max-num-batched-tokens", scheduler.max_num_batched_tokens,
-                     "tokens of one step (default 8192)");
-  command.add_option("--max-model-len", scheduler.max_model_len,
-                     "prompt and output of one request (default: what the pool holds)");
-  command.add_flag("--enable-prefix-caching,!--no-enable-prefix-caching",
-                   scheduler.enable_prefix_caching, "reuse cached prefixes (default on)");
-  command.add_option("--scheduling-policy", flags.scheduling, "fcfs or priority");
-  command.add_option(
-      "--admission", flags.admission,
-      "whole-prompt or first-chunk: how much of a request must fit before it enters");
-  command.add_option("--threads", machine.threads,
-                     "cpu: threads that compute (default: one a processor)");
-  command.add_option("--dtype", machine.dtype, "cpu: auto, bfloat16 or float32");
-  command.add_option("--load-format", flags.load_format, "cpu: auto, safetensors or dummy");
-}
-
 }  // namespace
 
 void add_replay_command(CLI::App& app, CommandContext& context) {
@@ -167,11 +89,11 @@ void add_replay_command(CLI::App& app, CommandContext& context) {
   setup.policies = {"static", "paper", "priced"};
   CLI::App* command = app.add_subcommand(
       "replay", "Replay a recorded workload under one policy after the other, and report");
-  command->add_option("model", setup.machine.model, "Hugging Face folder")->required();
+  command->add_option("model", flags->engine.machine.model, "Hugging Face folder")->required();
   command->add_option("--policy", setup.policies, "static, paper, priced, ...: one run each")
       ->delimiter(',');
   add_workload_options(*command, *flags);
-  add_engine_options(*command, *flags);
+  add_engine_flags(*command, flags->engine);
   command->add_option(
       "--output", setup.output,
       "folder for results.json, results.sqlite and report.html (default results/replay)");

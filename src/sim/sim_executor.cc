@@ -146,7 +146,7 @@ void SimExecutor::submit(StepPlan plan) {
 
   const StepShape shape = take_batch(plan, result);
   const StepTime time = latency_.step(shape, groups_out_, plan.staging);
-  Micros duration = time.total;
+  Micros duration = config_.fixed_step > 0 ? config_.fixed_step : time.total;
   if (plan.await_copies) {
     const Micros until = std::min(next_end(up_), next_end(down_));
     VAMP_CHECK(up_.done.size() + down_.done.size() > 0 || std::isfinite(until),

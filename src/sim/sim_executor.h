@@ -18,6 +18,7 @@ struct SimConfig {
   MachineProfile machine;
   RoutingConfig routing;
   int expert_count_interval = 64;  // steps between two reports of expert counts; 0: never
+  Micros fixed_step = 0;           // every step takes so long; 0: what the latency model says
   double failure_rate = 0;         // share of plans lost, to test recovery
   uint64_t seed = 1;               // of failures
 };
