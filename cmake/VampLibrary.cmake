@@ -7,7 +7,7 @@
 #   x_test.cc   part of the test program vamp_<name>_test (GoogleTest; each test is a ctest test)
 #   x_fuzz.cc   a libFuzzer program of its own, built only under -DVAMP_FUZZ=ON
 # and likewise for *.cu in the cuda/ folders, which are built only under -DVAMP_CUDA=ON.
-# DEPS are libraries of this project, LIBS anything else.
+# DEPS are libraries of this project, LIBS anything else. FOLDERS are folders below this one that belong to it.
 
 add_library(vamp_options INTERFACE)
 target_compile_features(vamp_options INTERFACE cxx_std_20)
@@ -28,8 +28,12 @@ if(VAMP_FUZZ)
 endif()
 
 function(vamp_library name)
-  cmake_parse_arguments(ARG "" "" "DEPS;LIBS;TEST_LIBS;EXTRA" ${ARGN})
-  file(GLOB sources CONFIGURE_DEPENDS *.cc *.cu)
+  cmake_parse_arguments(ARG "" "" "FOLDERS;DEPS;LIBS;TEST_LIBS;EXTRA" ${ARGN})
+  set(patterns *.cc *.cu)
+  foreach(folder ${ARG_FOLDERS})
+    list(APPEND patterns ${folder}/*.cc)
+  endforeach()
+  file(GLOB sources CONFIGURE_DEPENDS ${patterns})
   set(tests ${sources})
   set(fuzzers ${sources})
   list(FILTER tests INCLUDE REGEX "_test\\.(cc|cu)$")

@@ -1,0 +1,80 @@
+#include "server/api/completion_request.h"
+
+#include "server/api/request_common.h"
+
+namespace vamp {
+namespace {
+
+constexpr int kDefaultMaxTokens = 16;  // OpenAI's
+std::vector<TokenId> read_ids(const Json& list) {
+  std::vector<TokenId> ids;
+  for (const Json& id : list) {
+    if (!id.is_number_integer() || id.get<int64_t>() < 0 || id.get<int64_t>() > kMaxInt)
+      bad_field("prompt", "a list of token ids holds {}", dump(id).substr(0, 40));
+    ids.push_back(id.get<TokenId>());
+  }
+  return ids;
+}
+
+// A string, a list of strings, a list of token ids, or a list of such lists.
+void read_prompts(const Json* value, bool special, const Tokenizer& tokenizer,
+                  CompletionRequest& out) {
+  constexpr const char* kExpected = "expected a string, token ids, or a list of either";
+  const auto add_text = [&](const std::string& text) {
+    out.prompt_texts.push_back(text);
+    out.generation.prompts.push_back(tokenizer.encode(text, special));
+  };
+  if (!value) throw ApiError(400, "prompt: missing", "prompt");
+  if (value->is_string()) return add_text(value->get_ref<const std::string&>());
+  if (!value->is_array() || value->empty()) bad_field("prompt", "{}", kExpected);
+  if (value->front().is_number()) {
+    out.generation.prompts.push_back(read_ids(*value));
+    return;
+  }
+  const bool texts = value->front().is_string();
+  for (const Json& prompt : *value) {
+    if (texts && prompt.is_string()) {
+      add_text(prompt.get_ref<const std::string&>());
+    } else if (!texts && prompt.is_array()) {
+      out.generation.prompts.push_back(read_ids(prompt));
+    } else {
+      bad_field("prompt", "{}", kExpected);
+    }
+  }
+}
+
+}  // namespace
+
+CompletionRequest prepare_completion(Service& service, const HttpRequest& http) {
+  const Json json = parse_body(http.body, service.options().max_json_depth);
+  const Fields body(json);
+  check_model(body, service);
+  refuse_unsupported(body);
+  if (body.find("suffix")) bad_field("suffix", "not supported");
+  CompletionRequest out;
+  out.stream = read_stream_options(body);
+  read_sampling(body, service, out.generation);
+  read_tenant(http, body, service, out.generation);
+  out.echo = body.boolean("echo", false);
+  const auto logprobs = body.integer("logprobs", -1, 0, service.options().max_logprobs);
+  if (logprobs >= 0) {
+    if (out.echo) bad_field("logprobs", "those of an echoed prompt are not supported yet");
+    out.generation.sampling.logprobs = static_cast<int>(logprobs);
+    out.generation.choice.logprobs = true;
+  }
+  const auto best_of = body.integer("best_of", out.generation.n, 1, kMaxInt);
+  if (best_of != out.generation.n) bad_field("best_of", "only the value of n is supported");
+
+  const Tokenizer& tokenizer = service.text().tokenizer();
+  read_prompts(body.find("prompt"), body.boolean("add_special_tokens", true), tokenizer, out);
+  if (out.echo && out.prompt_texts.empty()) {
+    for (const auto& prompt : out.generation.prompts)
+      out.prompt_texts.push_back(tokenizer.decode(prompt));
+  }
+  std::optional<int> asked;
+  if (body.find("max_tokens")) asked = static_cast<int>(body.integer("max_tokens", 0, 1, kMaxInt));
+  settle_lengths(service, asked, kDefaultMaxTokens, out.generation);
+  return out;
+}
+
+}  // namespace vamp

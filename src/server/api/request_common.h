@@ -1,0 +1,40 @@
+// What the APIs' requests have in common.
+#pragma once
+
+#include <string>
+
+#include "server/api/fields.h"
+#include "server/generation.h"
+#include "server/service.h"
+
+namespace vamp {
+
+// Throws ApiError 404 when the request names a model that is not served.
+void check_model(const Fields& body, const Service& service);
+
+// Throws ApiError 400 for what would change the answer and is not supported yet, naming the field:
+// constrained output, beam search and their like.
+void refuse_unsupported(const Fields& body);
+
+// temperature, top_p, stop, seed, penalties, ... of OpenAI's and vLLM's bodies, with the model's
+// defaults.
+void read_sampling(const Fields& body, const Service& service, GenerationRequest& out);
+
+// X-Session-ID, prompt_cache_key, agent_hint, cache_salt, priority: session and tenant.
+void read_tenant(const HttpRequest& http, const Fields& body, const Service& service,
+                 GenerationRequest& out);
+
+// The id of a response: the client's X-Request-Id, or a new one, behind the API's prefix.
+std::string response_id(const char* prefix, const HttpRequest& http);
+std::string random_hex(int bytes);
+
+// Once the prompts are known: the longest answer that fits, unless `asked` says how long, and
+// everything the engine would refuse. Throws ApiError.
+void settle_lengths(const Service& service, std::optional<int> asked, int fallback,
+                    GenerationRequest& out);
+
+// The model's name in responses.
+const std::string& shown_model(const Service& service);
+int64_t unix_time();
+
+}  // namespace vamp

@@ -1,0 +1,108 @@
+#include "server/api/routes.h"
+
+#include <spdlog/spdlog.h>
+
+#include "server/api_error.h"
+#include "text/chat_renderer.h"
+
+namespace vamp {
+namespace {
+
+struct Route {
+  const char* method;
+  const char* path;
+  RouteHandler handler;
+  bool needs_model = false;
+  bool needs_key = false;
+};
+
+constexpr Route kRoutes[] = {
+    {"POST", "/v1/chat/completions", chat_completions, true, true},
+    {"POST", "/v1/chat/completions/render", render_chat, true, true},
+    {"POST", "/v1/completions", completions, true, true},
+    {"POST", "/v1/completions/render", render_completion, true, true},
+    {"POST", "/v1/responses", responses, true, true},
+    {"POST", "/v1/messages", messages, true, true},
+    {"POST", "/v1/messages/count_tokens", count_message_tokens, true, true},
+    {"GET", "/v1/models", models, true, true},
+    {"POST", "/tokenize", tokenize, true, true},
+    {"POST", "/detokenize", detokenize, true, true},
+    {"POST", "/reset_prefix_cache", reset_prefix_cache, true, true},
+    {"GET", "/health", health},
+    {"GET", "/ping", ping},
+    {"POST", "/ping", ping},
+    {"GET", "/version", version},
+    {"GET", "/load", load},
+    {"GET", "/metrics", metrics},
+};
+
+const Route* find_route(const HttpRequest& request, bool& known_path) {
+  const std::string_view method = request.method == "HEAD" ? "GET" : request.method;
+  known_path = false;
+  for (const Route& route : kRoutes) {
+    if (request.path != route.path) continue;
+    known_path = true;
+    if (method == route.method) return &route;
+  }
+  return nullptr;
+}
+
+bool anthropic(const HttpRequest& request) {
+  return request.path.starts_with("/v1/messages");
+}
+
+HttpResponse response_of(const ApiError& error, const HttpRequest& request) {
+  return anthropic(request) ? error.anthropic_response() : error.response();
+}
+
+}  // namespace
+
+std::optional<HttpResponse> Routes::refuse(const HttpRequest& head) {
+  bool known_path = false;
+  const Route* route = find_route(head, known_path);
+  if (!route && known_path) {
+    return response_of(ApiError(405, fmt::format("{} does not take {}", head.path, head.method)),
+                       head);
+  }
+  if (!route) {
+    return response_of(
+        ApiError(404, fmt::format("no such endpoint: {} {}", head.method, head.path)), head);
+  }
+  if (route->needs_key && !service_.keys().admits(head)) {
+    HttpResponse response = response_of(
+        ApiError(401, "a valid API key is needed: send it as \"Authorization: Bearer KEY\""), head);
+    response.headers.emplace_back("WWW-Authenticate", "Bearer");
+    return response;
+  }
+  if (route->needs_model && service_.state() != Service::State::kReady) {
+    return response_of(ApiError(503, service_.unready_reason(), {}, 5), head);
+  }
+  return std::nullopt;
+}
+
+boost::asio::awaitable<void> Routes::handle(HttpRequest request, HttpExchange& exchange) {
+  bool known_path = false;
+  const Route* route = find_route(request, known_path);
+  std::optional<ApiError> fault;
+  try {
+    co_await route->handler(service_, request, exchange);
+  } catch (const ApiError& error) {
+    fault = error;
+  } catch (const TemplateError& error) {
+    fault = ApiError(400, error.what(), "messages");
+  } catch (const Error& error) {
+    fault = ApiError(400, error.what());
+  } catch (const std::bad_alloc&) {
+    fault = ApiError(500, "out of memory");
+  }
+  if (!fault) co_return;
+  if (fault->status() >= 500)
+    spdlog::warn("{} {}: {}", fault->status(), request.path, fault->what());
+  if (!exchange.started()) co_await exchange.reply(response_of(*fault, request));
+}
+
+HttpResponse Routes::fault(int status, const std::string& message) {
+  return ApiError(status, message).response();
+}
+
+}  // namespace vamp

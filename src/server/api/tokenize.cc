@@ -1,0 +1,69 @@
+// POST /tokenize and /detokenize
+#include "server/api/chat_request.h"
+#include "server/api/request_common.h"
+#include "server/api/routes.h"
+
+namespace vamp {
+namespace {
+
+namespace asio = boost::asio;
+
+Json tokenized(Service& service, const HttpRequest& http) {
+  const Json json = parse_body(http.body, service.options().max_json_depth);
+  const Fields body(json);
+  check_model(body, service);
+  const Tokenizer& tokenizer = service.text().tokenizer();
+  std::vector<TokenId> ids;
+  if (body.find("messages")) {
+    ChatRequest request;
+    render_conversation(service, read_conversation(body, service), request);
+    ids = request.generation.prompts.front();
+  } else {
+    if (!body.find("prompt")) throw ApiError(400, "prompt: missing", "prompt");
+    ids = tokenizer.encode(body.string("prompt"), body.boolean("add_special_tokens", true));
+  }
+  Json out = {{"count", ids.size()},
+              {"max_model_len", service.model().max_model_len},
+              {"tokens", ids},
+              {"token_strs", nullptr}};
+  if (body.boolean("return_token_strs", false)) {
+    out["token_strs"] = Json::array();
+    for (const TokenId id : ids) out["token_strs"].push_back(tokenizer.token(id));
+  }
+  return out;
+}
+
+Json detokenized(Service& service, const HttpRequest& http) {
+  const Json json = parse_body(http.body, service.options().max_json_depth);
+  const Fields body(json);
+  check_model(body, service);
+  const Json* tokens = body.find("tokens");
+  if (!tokens || !tokens->is_array()) bad_field("tokens", "expected a list of token ids");
+  std::vector<TokenId> ids;
+  for (const Json& id : *tokens) {
+    if (!id.is_number_integer() || id.get<int64_t>() < 0 ||
+        id.get<int64_t>() >= service.model().vocab_size)
+      bad_field("tokens", "expected token ids below {}", service.model().vocab_size);
+    ids.push_back(id.get<TokenId>());
+  }
+  return {{"prompt", service.text().tokenizer().decode(ids, false)}};
+}
+
+}  // namespace
+
+asio::awaitable<void> tokenize(Service& service, const HttpRequest& http, HttpExchange& exchange) {
+  const Json json = co_await service.text().run([&] { return tokenized(service, http); });
+  HttpResponse response;
+  response.body = dump(json);
+  co_await exchange.reply(std::move(response));
+}
+
+asio::awaitable<void> detokenize(Service& service, const HttpRequest& http,
+                                 HttpExchange& exchange) {
+  const Json json = co_await service.text().run([&] { return detokenized(service, http); });
+  HttpResponse response;
+  response.body = dump(json);
+  co_await exchange.reply(std::move(response));
+}
+
+}  // namespace vamp

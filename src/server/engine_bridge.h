@@ -1,0 +1,128 @@
+// Between the engine's thread and the io threads: requests go in by id, what becomes of them comes
+// back in batches, one for each io thread and step.
+#pragma once
+
+#include <atomic>
+#include <boost/asio/any_io_executor.hpp>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "engine/engine.h"
+#include "engine/listener_fanout.h"
+#include "server/metrics.h"
+
+namespace vamp {
+
+// What the engine says about one request, in order.
+struct EngineEvent {
+  RequestId id = 0;
+  bool finished = false;
+  TokenId token = 0;  // not finished
+  float logprob = 0;
+  std::vector<std::pair<TokenId, float>> top_logprobs;
+  FinishReason reason = FinishReason::kStop;  // finished
+  std::string error;                          // finished with kError
+  bool refused = false;                       // it never ran: the request's own fault
+  RequestStats stats;
+};
+
+// Where events arrive. Filled and read on one io thread only.
+struct EventQueue {
+  std::vector<EngineEvent> events;
+  std::function<void()> waiter;  // called once, when there are events
+  bool signalled = false;
+  Micros last_token = 0;  // for the latency between tokens
+
+  void wake() {
+    if (auto resume = std::exchange(waiter, nullptr)) resume();
+  }
+};
+
+// What an engine is made of; the bridge owns it. Order matters: later members use earlier ones.
+struct EngineParts {
+  std::unique_ptr<Clock> clock;
+  std::unique_ptr<MemoryLayout> own_layout;  // null: the executor's
+  std::unique_ptr<Executor> executor;
+  const MemoryLayout* layout = nullptr;
+  std::unique_ptr<ReclaimPolicy> policy;
+  EngineConfig config;
+};
+
+// Owns the engine and its thread. start() once; everything else from any thread. When the engine
+// throws, every request ends with an error, and so does each that comes after.
+class EngineBridge final : public EngineListener {
+ public:
+  // `metrics` must outlive this.
+  explicit EngineBridge(Metrics& metrics) : metrics_(metrics) {}
+  ~EngineBridge() override;
+
+  // `listeners` are told too, from the engine's thread; they must outlive this.
+  void start(EngineParts parts, std::vector<EngineListener*> listeners = {});
+  // Ends the engine's thread. What is under way gets no further event.
+  void stop();
+
+  enum class Submitted { kYes, kQueueFull, kFailed };
+  // Events go to `queue` on `executor`'s thread. `input.id` and `input.arrival` are set here.
+  // `max_waiting`: requests beyond those that run; 0: no limit.
+  Submitted submit(RequestInput& input, const std::shared_ptr<EventQueue>& queue,
+                   const boost::asio::any_io_executor& executor, int max_waiting);
+  // No further event of this request is delivered; it counts as ended by `reason`.
+  void cancel(RequestId id, FinishReason reason = FinishReason::kCancelled);
+  bool reset_prefix_cache();
+
+  // Ends every request with this error; `for_good`: and the engine takes no more.
+  void fail_all(const std::string& reason, bool for_good);
+  // Why the engine serves no more; empty while it does.
+  std::string failure() const;
+  // True when requests are under way and no step has ended for so long.
+  bool stalled(Micros time) const;
+  int requests() const;
+  Micros now() const { return parts_.clock ? parts_.clock->now() : 0; }
+  const MemoryLayout& layout() const { return *parts_.layout; }
+
+  void on_token(const RequestEvent& event) override;
+  void on_finished(const RequestEvent& event, const RequestStats& stats) override;
+  void on_step(const StepStats& stats) override;
+  void on_decision(const DecisionRecord& record) override;
+  void on_delivered() override;
+
+ private:
+  // An io thread, and what waits to be posted to it.
+  struct Lane {
+    boost::asio::any_io_executor executor;
+    std::vector<std::pair<std::shared_ptr<EventQueue>, EngineEvent>> pending;
+  };
+  struct Subscriber {
+    std::shared_ptr<EventQueue> queue;
+    size_t lane = 0;
+  };
+
+  void run();
+  size_t lane_of(const boost::asio::any_io_executor& executor);
+  void post_pending();  // with the lock held
+  void deliver(std::vector<std::pair<std::shared_ptr<EventQueue>, EngineEvent>> batch, Micros now);
+
+  Metrics& metrics_;
+  EngineParts parts_;
+  ListenerFanout fanout_;
+  std::unique_ptr<Engine> engine_;
+  std::thread thread_;
+  std::atomic<Micros> last_progress_ = 0;
+
+  mutable std::mutex mutex_;
+  std::unordered_map<RequestId, Subscriber> subscribers_;
+  std::vector<Lane> lanes_;
+  std::unordered_map<RequestId, FinishReason> cancelled_;  // until the engine says so too
+  std::vector<RequestId> unsent_cancels_;                  // the inbox was full
+  std::vector<StepStats> steps_;                           // for the metrics, with the next batch
+  RequestId next_id_ = 1;
+  int running_ = 0;
+  std::string failure_;
+};
+
+}  // namespace vamp

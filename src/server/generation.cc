@@ -1,0 +1,111 @@
+#include "server/generation.h"
+
+#include <algorithm>
+#include <boost/asio/use_awaitable.hpp>
+
+#include "server/api_error.h"
+
+namespace vamp {
+
+namespace asio = boost::asio;
+
+Generation::Generation(EngineBridge& bridge, const Tokenizer& tokenizer, HttpExchange& exchange,
+                       const GenerationRequest& request, int max_waiting)
+    : bridge_(bridge), exchange_(exchange) {
+  for (size_t p = 0; p < request.prompts.size(); ++p) {
+    prompt_tokens_ += static_cast<int>(request.prompts[p].size());
+    for (int i = 0; i < request.n; ++i) {
+      ChoiceOptions options = request.choice;
+      options.parser.seed += choices_.size();
+      choices_.push_back({0, std::make_unique<ChoiceText>(tokenizer, options)});
+    }
+  }
+  unfinished_ = choices_.size();
+  queue_->events.reserve(choices_.size());
+  try {
+    submit(request, max_waiting);
+  } catch (...) {
+    for (const Choice& choice : choices_) bridge_.cancel(choice.id);
+    throw;
+  }
+  exchange_.on_wake([queue = queue_] { queue->wake(); });
+}
+
+void Generation::submit(const GenerationRequest& request, int max_waiting) {
+  for (size_t c = 0; c < choices_.size(); ++c) {
+    RequestInput input;
+    input.prompt = request.prompts[c / static_cast<size_t>(request.n)];
+    input.sampling = request.sampling;
+    input.sampling.seed += c % static_cast<size_t>(request.n);
+    input.priority = request.priority;
+    input.cache_salt = request.cache_salt;
+    input.reuse = request.reuse;
+    switch (bridge_.submit(input, queue_, exchange_.executor(), max_waiting)) {
+      case EngineBridge::Submitted::kYes:
+        choices_[c].id = input.id;
+        break;
+      case EngineBridge::Submitted::kQueueFull:
+        throw ApiError(503, "too many requests are waiting: try again later", {}, 1);
+      case EngineBridge::Submitted::kFailed:
+        throw ApiError(500, bridge_.failure());
+    }
+  }
+}
+
+Generation::~Generation() {
+  exchange_.on_wake(nullptr);
+  queue_->waiter = nullptr;
+  for (const Choice& choice : choices_) {
+    if (!choice.engine_done) bridge_.cancel(choice.id);
+  }
+}
+
+int Generation::completion_tokens() const {
+  int tokens = 0;
+  for (const Choice& choice : choices_) tokens += choice.text->tokens();
+  return tokens;
+}
+
+asio::awaitable<void> Generation::wait() {
+  if (!queue_->events.empty() || exchange_.gone()) co_return;
+  // Resumed by whoever calls the waiter, on this thread.
+  co_await asio::async_initiate<decltype(asio::use_awaitable), void()>(
+      [this](auto handler) {
+        auto shared = std::make_shared<decltype(handler)>(std::move(handler));
+        queue_->waiter = [shared] { std::move (*shared)(); };
+      },
+      asio::use_awaitable);
+}
+
+asio::awaitable<std::vector<std::pair<size_t, ChoiceDelta>>> Generation::next() {
+  co_await wait();
+  std::vector<std::pair<size_t, ChoiceDelta>> out;
+  const std::vector<EngineEvent> events = std::exchange(queue_->events, {});
+  for (const EngineEvent& event : events) take(event, out);
+  co_return out;
+}
+
+void Generation::take(const EngineEvent& event, std::vector<std::pair<size_t, ChoiceDelta>>& out) {
+  const auto found = std::find_if(choices_.begin(), choices_.end(),
+                                  [&](const Choice& choice) { return choice.id == event.id; });
+  if (found == choices_.end()) return;
+  Choice& choice = *found;
+  if (event.finished) {
+    choice.engine_done = true;
+    cached_tokens_ += event.stats.cached_tokens + event.stats.host_cached_tokens;
+    if (event.reason == FinishReason::kError)
+      throw ApiError(event.refused ? 400 : 500, event.error);
+  }
+  if (choice.text->finished()) return;
+  const auto index = static_cast<size_t>(found - choices_.begin());
+  if (out.empty() || out.back().first != index) out.emplace_back(index, ChoiceDelta());
+  choice.text->push(event, out.back().second);
+  if (!choice.text->finished()) return;
+  --unfinished_;
+  if (choice.text->stopped_by_text() && !choice.engine_done) {
+    bridge_.cancel(choice.id, FinishReason::kStop);
+    choice.engine_done = true;
+  }
+}
+
+}  // namespace vamp

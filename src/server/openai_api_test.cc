@@ -1,0 +1,222 @@
+// OpenAI's APIs over a real socket: chat, completions, models, errors.
+#include <gmock/gmock.h>
+
+#include "server/test_support.h"
+
+namespace vamp {
+namespace {
+
+using nlohmann::json;
+using testing::HasSubstr;
+
+const std::string kAnswer = "Hello there, world!";
+
+json chat_body() {
+  return {{"model", "test-model"}, {"messages", {{{"role", "user"}, {"content", "Hi"}}}}};
+}
+
+std::string joined_content(const std::vector<json>& events) {
+  std::string text;
+  for (const json& event : events) {
+    if (!event.is_object() || event["choices"].empty()) continue;
+    text += event["choices"][0]["delta"].value("content", "");
+  }
+  return text;
+}
+
+class OpenAiApi : public testing::Test {
+ protected:
+  TestServer server_{kAnswer};
+  const int port_ = server_.port();
+};
+
+TEST_F(OpenAiApi, ChatAnswersWhole) {
+  const HttpReply reply = post(port_, "/v1/chat/completions", chat_body());
+  ASSERT_EQ(reply.status, 200) << reply.body;
+  EXPECT_EQ(reply.headers.at("content-type"), "application/json");
+  const json body = reply.json();
+  EXPECT_EQ(body["object"], "chat.completion");
+  EXPECT_EQ(body["model"], "test-model");
+  EXPECT_THAT(body["id"].get<std::string>(), testing::StartsWith("chatcmpl-"));
+  const json& choice = body["choices"][0];
+  EXPECT_EQ(choice["message"]["role"], "assistant");
+  EXPECT_EQ(choice["message"]["content"], kAnswer);
+  EXPECT_EQ(choice["finish_reason"], "stop");
+  EXPECT_TRUE(choice["logprobs"].is_null());
+  const json& usage = body["usage"];
+  EXPECT_GT(usage["prompt_tokens"], 5);
+  EXPECT_GT(usage["completion_tokens"], 3);
+  EXPECT_EQ(usage["total_tokens"],
+            usage["prompt_tokens"].get<int>() + usage["completion_tokens"].get<int>());
+  EXPECT_EQ(usage["prompt_tokens_details"]["cached_tokens"], 0);
+}
+
+TEST_F(OpenAiApi, ChatStreamsTheSameText) {
+  json body = chat_body();
+  body["stream"] = true;
+  body["stream_options"] = {{"include_usage", true}};
+  const HttpReply reply = post(port_, "/v1/chat/completions", body);
+  ASSERT_EQ(reply.status, 200);
+  EXPECT_THAT(reply.headers.at("content-type"), HasSubstr("text/event-stream"));
+  const std::vector<json> events = events_of(reply.body);
+  ASSERT_GT(events.size(), 5u);
+  EXPECT_EQ(events[0]["choices"][0]["delta"]["role"], "assistant");
+  EXPECT_EQ(joined_content(events), kAnswer);
+  EXPECT_EQ(events.back(), "[DONE]");
+  const json& usage = events[events.size() - 2];
+  EXPECT_TRUE(usage["choices"].empty());
+  EXPECT_GT(usage["usage"]["completion_tokens"], 3);
+  const json& last = events[events.size() - 3];
+  EXPECT_EQ(last["choices"][0]["finish_reason"], "stop");
+  for (const json& event : events) {
+    if (event.is_object()) {
+      EXPECT_EQ(event["id"], events[0]["id"]);
+    }
+  }
+}
+
+TEST_F(OpenAiApi, CompletionsTakeEveryKindOfPrompt) {
+  for (const json& prompt : std::vector<json>{"one", {"one"}, {1, 2, 3}, {{1, 2, 3}}}) {
+    const HttpReply reply =
+        post(port_, "/v1/completions", {{"prompt", prompt}, {"max_tokens", 50}});
+    ASSERT_EQ(reply.status, 200) << reply.body;
+    EXPECT_EQ(reply.json()["choices"][0]["text"], kAnswer);
+  }
+  const json two = post(port_, "/v1/completions",
+                        {{"prompt", {"one", "two"}}, {"n", 2}, {"max_tokens", 50}, {"echo", true}})
+                       .json();
+  ASSERT_EQ(two["choices"].size(), 4u);
+  EXPECT_EQ(two["choices"][1]["text"], "one" + kAnswer);
+  EXPECT_EQ(two["choices"][2]["text"], "two" + kAnswer);
+  EXPECT_EQ(two["choices"][3]["index"], 3);
+}
+
+TEST_F(OpenAiApi, StopStringsAndLengthsEndAnAnswer) {
+  json body = chat_body();
+  body["stop"] = "world";
+  json choice = post(port_, "/v1/chat/completions", body).json()["choices"][0];
+  EXPECT_EQ(choice["message"]["content"], "Hello there, ");
+  EXPECT_EQ(choice["finish_reason"], "stop");
+  EXPECT_EQ(choice["stop_reason"], "world");
+  body = chat_body();
+  body["max_tokens"] = 2;
+  choice = post(port_, "/v1/chat/completions", body).json()["choices"][0];
+  EXPECT_EQ(choice["finish_reason"], "length");
+  body["max_tokens"] = 100;
+  body["ignore_eos"] = true;
+  const json long_one = post(port_, "/v1/chat/completions", body).json();
+  EXPECT_EQ(long_one["usage"]["completion_tokens"], 100);
+}
+
+TEST_F(OpenAiApi, LogprobsComeInBothShapes) {
+  json body = chat_body();
+  body["logprobs"] = true;
+  body["top_logprobs"] = 2;
+  const json chat = post(port_, "/v1/chat/completions", body).json();
+  const json& content = chat["choices"][0]["logprobs"]["content"];
+  ASSERT_GT(content.size(), 3u);
+  EXPECT_EQ(content[0]["logprob"], -0.5);
+  EXPECT_EQ(content[0]["top_logprobs"].size(), 2u);
+  EXPECT_FALSE(content[0]["bytes"].empty());
+  const json text =
+      post(port_, "/v1/completions", {{"prompt", "x"}, {"max_tokens", 3}, {"logprobs", 1}}).json();
+  const json& logprobs = text["choices"][0]["logprobs"];
+  EXPECT_EQ(logprobs["tokens"].size(), 3u);
+  EXPECT_EQ(logprobs["token_logprobs"][0], -0.5);
+  EXPECT_EQ(logprobs["text_offset"][0], 0);
+}
+
+TEST_F(OpenAiApi, FaultsNameTheField) {
+  const auto with = [](json extra) {
+    json body = chat_body();
+    body.update(extra);
+    return body;
+  };
+  struct Fault {
+    json body;
+    int status;
+    std::string message, param;
+  };
+  const std::vector<Fault> faults = {
+      {with({{"model", "other"}}), 404, "not served", "model"},
+      {with({{"temperature", "hot"}}), 400, "temperature: expected a number", "temperature"},
+      {with({{"temperature", -1}}), 400, "from 0 to 100", "temperature"},
+      {with({{"max_tokens", 0}}), 400, "from 1", "max_tokens"},
+      {with({{"max_tokens", 5000}}), 400, "maximum context length is 1024", "max_tokens"},
+      {with({{"n", 1000}}), 400, "n: expected", "n"},
+      {with({{"messages", json::array()}}), 400, "at least one", "messages"},
+      {with({{"messages", {{{"content", "x"}}}}}), 400, "role", "messages[0].role"},
+      {with({{"stop", 5}}), 400, "list of strings", "stop"},
+      {with({{"stream", "yes"}}), 400, "true or false", "stream"},
+      {with({{"top_logprobs", 3}}), 400, "logprobs: true", "top_logprobs"},
+      {with({{"logit_bias", {{"99999", 1}}}}), 400, "not a token id", "logit_bias"},
+      {with({{"response_format", {{"type", "json_object"}}}}), 400, "not supported yet",
+       "response_format"},
+      {with({{"tools", {{{"type", "function"}, {"function", {{"name", "f"}}}}}}}), 400,
+       "--enable-auto-tool-choice", "tool_choice"},
+      {with({{"seed", 1.5}}), 400, "whole number", "seed"},
+  };
+  for (const Fault& fault : faults) {
+    const HttpReply reply = post(port_, "/v1/chat/completions", fault.body);
+    EXPECT_EQ(reply.status, fault.status) << fault.body;
+    const json error = reply.json()["error"];
+    EXPECT_THAT(error["message"].get<std::string>(), HasSubstr(fault.message));
+    EXPECT_EQ(error["param"], fault.param);
+    EXPECT_EQ(error["code"], fault.status);
+  }
+  EXPECT_EQ(post(port_, "/v1/chat/completions", with({{"unheard_of", 1}})).status, 200);
+  const HttpReply long_prompt =
+      post(port_, "/v1/completions", {{"prompt", std::string(9000, 'x')}});
+  EXPECT_EQ(long_prompt.status, 400);
+  EXPECT_THAT(long_prompt.body, HasSubstr("maximum context length"));
+}
+
+TEST_F(OpenAiApi, BodiesThatAreNoJson) {
+  for (const std::string& body : std::vector<std::string>{
+           "{", "[]", "null", "{\"model\": \"\xff\"}", std::string(100000, '[')}) {
+    const HttpReply reply = call(port_, "POST", "/v1/chat/completions", body);
+    EXPECT_EQ(reply.status, 400) << body.substr(0, 20);
+    EXPECT_EQ(reply.json()["error"]["type"], "BadRequestError");
+  }
+}
+
+TEST_F(OpenAiApi, ModelsTokenizeAndTheRest) {
+  const json models = get(port_, "/v1/models").json();
+  EXPECT_EQ(models["data"][0]["id"], "test-model");
+  EXPECT_EQ(models["data"][0]["max_model_len"], 1024);
+  const json tokens =
+      post(port_, "/tokenize", {{"prompt", "Hello there"}, {"add_special_tokens", false}}).json();
+  EXPECT_EQ(tokens["count"], tokens["tokens"].size());
+  const json text = post(port_, "/detokenize", {{"tokens", tokens["tokens"]}}).json();
+  EXPECT_EQ(text["prompt"], "Hello there");
+  const json rendered = post(port_, "/v1/chat/completions/render", chat_body()).json();
+  EXPECT_EQ(rendered["prompt"], "<user>Hi\n<assistant>");
+  EXPECT_FALSE(rendered["token_ids"].empty());
+  EXPECT_EQ(get(port_, "/health").status, 200);
+  EXPECT_EQ(get(port_, "/ping").status, 200);
+  EXPECT_EQ(get(port_, "/version").json()["version"], "0.1.0");
+  EXPECT_EQ(get(port_, "/load").json()["server_load"], 0);
+  EXPECT_EQ(post(port_, "/reset_prefix_cache", json::object()).status, 200);
+  EXPECT_EQ(get(port_, "/nowhere").status, 404);
+  EXPECT_EQ(get(port_, "/v1/chat/completions").status, 405);
+}
+
+TEST_F(OpenAiApi, MetricsHaveVllmsNames) {
+  post(port_, "/v1/chat/completions", chat_body());
+  std::string text;
+  ASSERT_TRUE(eventually([&] {
+    text = get(port_, "/metrics").body;
+    return text.find("finished_reason=\"stop\",model_name=\"test-model\"} 1") != std::string::npos;
+  })) << text;
+  for (const char* name :
+       {"vllm:num_requests_running{engine=\"0\",model_name=\"test-model\"} 0",
+        "vllm:num_requests_waiting{engine=\"0\",model_name=\"test-model\"} 0",
+        "vllm:kv_cache_usage_perc", "vllm:cache_config_info{", "vllm:prompt_tokens_total",
+        "vllm:time_to_first_token_seconds_count{engine=\"0\",model_name=\"test-model\"} 1",
+        "vllm:e2e_request_latency_seconds_bucket", "vamp:memory_bytes{"}) {
+    EXPECT_THAT(text, HasSubstr(name));
+  }
+}
+
+}  // namespace
+}  // namespace vamp

@@ -1,0 +1,54 @@
+// The text side of a served model: tokenizer, chat templates, and the threads that run both, so
+// that neither the engine nor an io thread waits for them.
+#pragma once
+
+#include <boost/asio/awaitable.hpp>
+#include <boost/asio/co_spawn.hpp>
+#include <boost/asio/thread_pool.hpp>
+#include <boost/asio/use_awaitable.hpp>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "text/chat_renderer.h"
+#include "text/tokenizer.h"
+
+namespace vamp {
+
+// Immutable but for its pools; any thread.
+class TextService {
+ public:
+  // `chat_template` takes the place of the model's own; empty: the model's.
+  TextService(Tokenizer tokenizer, std::string chat_template, int threads);
+  ~TextService();
+  void join();  // ends the threads, once nobody asks for more
+
+  const Tokenizer& tokenizer() const { return tokenizer_; }
+
+  // The conversation as the model's prompt. `variables` of chat_template_kwargs are in `prompt`
+  // already; template and special tokens are filled in here. Throws TemplateError, Error.
+  std::string render(ChatPrompt prompt);
+
+  // Runs `work` on one of the text threads and goes on where it was awaited. What `work` throws is
+  // thrown there. Results must be default-constructible.
+  template <typename Work>
+  boost::asio::awaitable<std::invoke_result_t<Work>> run(Work work) {
+    co_return co_await boost::asio::co_spawn(threads_, call(std::move(work)),
+                                             boost::asio::use_awaitable);
+  }
+
+ private:
+  template <typename Work>
+  static boost::asio::awaitable<std::invoke_result_t<Work>> call(Work work) {
+    co_return work();
+  }
+
+  Tokenizer tokenizer_;
+  std::string chat_template_;
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<ChatRenderer>> idle_renderers_;  // one for each busy thread at most
+  boost::asio::thread_pool threads_;
+};
+
+}  // namespace vamp
