@@ -3,9 +3,9 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 BUILD_JOBS ?= $(shell nproc)
 # Libraries with threads of their own.
-THREADED := kernels memory exec engine
+THREADED := kernels memory exec engine server
 
-.PHONY: help deps release golden test test-release test-asan test-tsan test-fuzz test-gpu demo bench-host bench-cpu clean
+.PHONY: help deps release golden test test-release test-asan test-tsan test-fuzz test-gpu demo bench-host bench-cpu bench-server clean
 
 help:
 	@echo "make demo   agents' sessions through a real MoE under too little memory: static, paper, ours"
@@ -63,6 +63,12 @@ bench-cpu: deps
 bench-host: deps
 	@scripts/build.sh release scheduler_bench
 	@build/release/bench/scheduler_bench
+
+# 1,000 streams on one io thread; the last line is JSON.
+bench-server: deps
+	@scripts/build.sh release server_bench
+	@build/release/bench/server_bench --step-ms 10
+	@build/release/bench/server_bench --step-ms 20
 
 clean:
 	rm -rf build

@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "cli/commands.h"
+#include "cli/config_file.h"
 
 namespace vamp {
 namespace {
@@ -16,11 +17,11 @@ namespace {
 constexpr int kUserFault = 2;
 constexpr int kOwnFault = 3;
 
-constexpr AddCommand kCommands[] = {add_inspect_command, add_replay_command};
+constexpr AddCommand kCommands[] = {add_inspect_command, add_replay_command, add_serve_command};
 
 // vLLM's short form `-tp 2`, which CLI11 would read as `-t p`. In reverse, as CLI11 wants them.
 std::vector<std::string> arguments(int argc, const char* const* argv) {
-  std::vector<std::string> args(argv + std::min(argc, 1), argv + argc);
+  std::vector<std::string> args = expand_config({argv + std::min(argc, 1), argv + argc});
   for (std::string& arg : args) {
     if (arg == "-tp" || arg.starts_with("-tp=")) arg.replace(0, 3, "--tensor-parallel-size");
   }

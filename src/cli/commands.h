@@ -19,5 +19,6 @@ using AddCommand = void (*)(CLI::App& app, CommandContext& context);
 
 void add_inspect_command(CLI::App& app, CommandContext& context);
 void add_replay_command(CLI::App& app, CommandContext& context);
+void add_serve_command(CLI::App& app, CommandContext& context);
 
 }  // namespace vamp

@@ -1,0 +1,116 @@
+// `vamp serve MODEL`: the OpenAI-compatible server.
+#include <spdlog/spdlog.h>
+
+#include <cstdlib>
+#include <memory>
+#include <ostream>
+#include <thread>
+
+#include "cli/commands.h"
+#include "cli/interrupt.h"
+#include "cli/model_path.h"
+#include "cli/serve_flags.h"
+#include "server/server.h"
+
+namespace vamp {
+namespace {
+
+constexpr auto kSignalPoll = std::chrono::milliseconds(50);
+
+// What the pool can hold and the model was made for, unless --max-model-len says less.
+int resolve_max_model_len(int asked, const ModelConfig& model, const MemoryLayout& layout) {
+  const int capacity = layout.max_blocks() * layout.block_tokens;
+  if (asked == 0) return std::min(model.max_position_embeddings, capacity);
+  if (asked > capacity) {
+    throw Error(
+        "--max-model-len {}: the KV pool holds at most {} tokens; lower it or give more memory",
+        asked, capacity);
+  }
+  return asked;
+}
+
+SamplingDefaults sampling_defaults(const std::string& choice, const std::string& folder) {
+  if (choice == "vllm") return {};
+  return load_sampling_defaults(choice == "auto" ? folder : choice);
+}
+
+LoadedModel load_model(const ServeFlags& flags, const MachineSetup& setup,
+                       const ModelConfig& config, const std::string& chat_template) {
+  const auto start = std::chrono::steady_clock::now();
+  LoadedModel out;
+  spdlog::info("reading the tokenizer of {}", setup.model);
+  out.text = std::make_unique<TextService>(Tokenizer::load(setup.model), chat_template,
+                                           flags.server.text_threads);
+  spdlog::info("loading the weights for {}", describe_machine(setup));
+  const PolicyTraits traits = policy_traits(flags.policy);
+  Machine machine = make_machine(setup, config, traits);
+  EngineParts& engine = out.engine;
+  engine.policy = make_policy(flags.policy, machine.policies, *machine.layout);
+  engine.config.scheduler = machine.scheduler;
+  engine.config.staging = machine.staging;
+  engine.config.inbox_capacity = 1 << 16;
+  out.info.max_model_len =
+      resolve_max_model_len(setup.scheduler.max_model_len, config, *machine.layout);
+  engine.config.scheduler.max_model_len = out.info.max_model_len;
+  engine.clock = std::move(machine.clock);
+  engine.own_layout = std::move(machine.own_layout);
+  engine.executor = std::move(machine.executor);
+  engine.layout = machine.layout;
+  out.info.root = flags.engine.machine.model;
+  out.info.vocab_size = config.vocab_size;
+  out.info.eos_token_ids = config.eos_token_ids;
+  out.info.defaults = sampling_defaults(flags.generation_config, setup.model);
+  out.info.policy = flags.policy;
+  const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - start;
+  spdlog::info(
+      "loaded in {:.1f} s: {} of KV cache for {} tokens, policy {}, at most {} tokens a request",
+      spent.count(),
+      format_bytes(static_cast<size_t>(engine.layout->base_blocks()) * engine.layout->block_bytes),
+      engine.layout->base_blocks() * engine.layout->block_tokens, flags.policy,
+      out.info.max_model_len);
+  return out;
+}
+
+void run_serve(ServeFlags flags, CommandContext& context) {
+  InterruptWatch interrupt({SIGINT, SIGTERM});
+  MachineSetup& machine = flags.engine.machine;
+  if (machine.executor == "sim" && machine.gpu.empty()) machine.gpu = "h200";
+  policy_traits(flags.policy);  // names are checked first
+  const char* key = std::getenv("VAMP_API_KEY");
+  ServerOptions options = finish_server_flags(flags, key ? key : "");
+  MachineSetup setup = finish_engine_flags(flags.engine);
+  setup.real_clock = true;
+  setup.step_time = flags.sim_step_ms * 1e3;
+  setup.model = find_model(machine.model, hub_cache()).string();
+  const ModelConfig config = load_model_config(setup.model);
+
+  const std::string chat_template = options.chat_template;
+  Server server(std::move(options),
+                [&] { return load_model(flags, setup, config, chat_template); });
+  context.out << fmt::format("listening on port {}\n", server.port()) << std::flush;
+  if (!server.wait_until_loaded()) throw Error("{}", server.service().unready_reason());
+  spdlog::info("ready: {} on port {}", server.service().options().served_names.front(),
+               server.port());
+  while (!interrupt.requested()) std::this_thread::sleep_for(kSignalPoll);
+  spdlog::info("shutting down: {} s for requests under way", flags.server.drain_seconds);
+  server.shut_down([] { return false; });
+}
+
+}  // namespace
+
+void add_serve_command(CLI::App& app, CommandContext& context) {
+  auto flags = std::make_shared<ServeFlags>();
+  CLI::App* command =
+      app.add_subcommand("serve", "Serve a model over HTTP, as OpenAI's API and vLLM's");
+  add_serve_flags(*command, *flags);
+  const auto print = [&context](const std::string& text) {
+    context.out << text;
+    throw CLI::Success();
+  };
+  // For docs/: not among the flags themselves.
+  command->add_flag_callback("--flags-table", [print] { print(serve_flags_table()); })->group("");
+  command->add_flag_callback("--metrics-table", [print] { print(Metrics::table()); })->group("");
+  command->callback([flags, &context] { run_serve(*flags, context); });
+}
+
+}  // namespace vamp

@@ -1,0 +1,162 @@
+#include "cli/serve_flags.h"
+
+#include <filesystem>
+
+#include "base/file.h"
+#include "server/auth.h"
+#include "text/output_parser.h"
+
+namespace vamp {
+namespace {
+
+std::string listed(const std::vector<std::string>& names) {
+  std::string text;
+  for (const std::string& name : names) text += (text.empty() ? "" : ", ") + name;
+  return text;
+}
+
+void add_api_flags(CLI::App& command, ServeFlags& flags) {
+  ServerOptions& server = flags.server;
+  command
+      .add_option("--served-model-name", server.served_names,
+                  "name of the model in requests; several may be given (default: as given)")
+      ->expected(1, 64);
+  command
+      .add_option("--api-key", flags.api_keys,
+                  "key that requests must bring; several may be given. Others see it in the "
+                  "list of processes: better the environment's VAMP_API_KEY, or a file")
+      ->expected(1, 64);
+  command.add_option("--api-key-file", flags.api_key_file, "file of such keys, one a line");
+  command.add_option("--chat-template", flags.chat_template,
+                     "Jinja file, or its text, in place of the model's");
+  command.add_option("--tool-call-parser", server.tool_call_parser,
+                     "how the model writes tool calls: " + listed(tool_call_parser_names()));
+  command.add_flag("--enable-auto-tool-choice", server.enable_auto_tool_choice,
+                   "let the model call tools; needs --tool-call-parser");
+  command.add_option("--reasoning-parser", server.reasoning_parser,
+                     "how the model marks its reasoning: " + listed(reasoning_parser_names()));
+  command.add_option("--generation-config", flags.generation_config,
+                     "first values of sampling: auto (the model's generation_config.json), vllm "
+                     "(none), or a folder (default auto)");
+  command.add_option("--max-logprobs", server.max_logprobs,
+                     "alternatives that a request may ask for (default 20)");
+  command.add_option("--seed", server.seed,
+                     "accepted for vllm serve's sake; seeds are a request's");
+}
+
+void add_http_flags(CLI::App& command, ServeFlags& flags) {
+  ServerOptions& server = flags.server;
+  HttpOptions& http = server.http;
+  command.add_option("--host", http.host, "address to listen on (default 127.0.0.1)");
+  command.add_option("--port", http.port, "port; 0 takes a free one (default 8000)")
+      ->check(CLI::Range(0, 65535));
+  command.add_option("--ssl-certfile", http.tls_certificate, "TLS: certificate chain, PEM");
+  command.add_option("--ssl-keyfile", http.tls_key, "TLS: its key, PEM");
+  command.add_option("--api-server-threads", http.threads, "threads for connections (default 1)")
+      ->check(CLI::Range(1, 256));
+  command
+      .add_option("--text-threads", server.text_threads,
+                  "threads that render templates and tokenize (default 2)")
+      ->check(CLI::Range(1, 256));
+  command.add_option("--max-connections", http.max_connections,
+                     "beyond, a connection is answered 503 (default 4096)");
+  command.add_option("--max-waiting-requests", server.max_waiting_requests,
+                     "beyond, a request is answered 503; 0: no limit (default 2048)");
+  command.add_option("--max-body-bytes", flags.max_body, "of a request (default 64MiB)");
+  command.add_option("--max-header-bytes", flags.max_header, "of a request (default 64KiB)");
+  command
+      .add_option("--max-json-depth", server.max_json_depth,
+                  "nesting of a request's JSON (default 128)")
+      ->check(CLI::Range(8, 1000));
+  command.add_option("--max-choices", server.max_choices,
+                     "prompts times n of one request (default 128)");
+  command.add_option("--header-timeout", http.header_seconds,
+                     "seconds for a request's headers (default 10)");
+  command.add_option("--body-timeout", http.body_seconds, "seconds for its body (default 60)");
+  command.add_option("--write-timeout", http.write_seconds,
+                     "seconds that a client may take nothing of its answer (default 60)");
+  command.add_option("--idle-timeout", http.idle_seconds,
+                     "seconds between two requests of a connection (default 75)");
+  command.add_option("--keep-alive-interval", http.keep_alive_seconds,
+                     "seconds after which a silent stream gets a comment (default 15)");
+  command.add_option("--drain-timeout", server.drain_seconds,
+                     "seconds after SIGTERM for requests under way (default 30)");
+  command.add_option("--engine-stall-timeout", server.stall_seconds,
+                     "seconds without a finished step until requests fail; 0: never (default 300)");
+}
+
+size_t bytes_or(const std::string& text, size_t fallback) {
+  return text.empty() ? fallback : parse_bytes(text);
+}
+
+void check_parser(const char* flag, const std::string& name,
+                  const std::vector<std::string>& known) {
+  if (name.empty() || std::find(known.begin(), known.end(), name) != known.end()) return;
+  throw Error("{} {}: use one of {}", flag, name, listed(known));
+}
+
+}  // namespace
+
+void add_serve_flags(CLI::App& command, ServeFlags& flags) {
+  command
+      .add_option("model", flags.engine.machine.model,
+                  "Hugging Face folder, or the id of a model in the local Hugging Face cache")
+      ->required();
+  add_api_flags(command, flags);
+  add_http_flags(command, flags);
+  // Read before all others: see config_file.h.
+  command
+      .add_option("--config", flags.config,
+                  "YAML file of flags; those of the command line go before")
+      ->expected(1);
+  command.add_option(
+      "--policy", flags.policy,
+      "who decides what leaves memory: " + listed(policy_names()) + " (default priced)");
+  add_engine_flags(command, flags.engine);
+  command.add_option("--sim-step-ms", flags.sim_step_ms,
+                     "sim: milliseconds of every step, instead of the latency model's");
+  command.add_flag("--enforce-eager", flags.enforce_eager,
+                   "accepted for vllm serve's sake; there is nothing to switch off");
+}
+
+ServerOptions finish_server_flags(const ServeFlags& flags, const std::string& environment_key) {
+  ServerOptions out = flags.server;
+  out.http.max_body_bytes = bytes_or(flags.max_body, out.http.max_body_bytes);
+  out.http.max_header_bytes = bytes_or(flags.max_header, out.http.max_header_bytes);
+  if (out.http.max_header_bytes < 1024 || out.http.max_header_bytes > 64 * kMiB)
+    throw Error("--max-header-bytes {}: use 1KiB to 64MiB", flags.max_header);
+  if (out.served_names.empty()) out.served_names = {flags.engine.machine.model};
+  out.api_keys = flags.api_keys;
+  if (!environment_key.empty()) out.api_keys.push_back(environment_key);
+  if (!flags.api_key_file.empty()) {
+    const auto keys = read_key_file(flags.api_key_file);
+    out.api_keys.insert(out.api_keys.end(), keys.begin(), keys.end());
+  }
+  std::error_code code;
+  out.chat_template = std::filesystem::exists(flags.chat_template, code)
+                          ? read_text_file(flags.chat_template)
+                          : flags.chat_template;
+  if (!out.chat_template.empty() && out.chat_template == flags.chat_template &&
+      out.chat_template.find('{') == std::string::npos)
+    throw Error("--chat-template {}: no such file, and no Jinja text", flags.chat_template);
+  check_parser("--tool-call-parser", out.tool_call_parser, tool_call_parser_names());
+  check_parser("--reasoning-parser", out.reasoning_parser, reasoning_parser_names());
+  if (out.enable_auto_tool_choice && out.tool_call_parser.empty())
+    throw Error("--enable-auto-tool-choice needs --tool-call-parser");
+  return out;
+}
+
+std::string serve_flags_table() {
+  CLI::App app;
+  ServeFlags flags;
+  add_serve_flags(app, flags);
+  std::string text = "| flag | what |\n|---|---|\n";
+  for (const CLI::Option* option : app.get_options()) {
+    if (option->get_name() == "--help") continue;
+    text +=
+        fmt::format("| `{}` | {} |\n", option->get_name(false, true), option->get_description());
+  }
+  return text;
+}
+
+}  // namespace vamp

@@ -1,0 +1,209 @@
+#!/usr/bin/env python3
+"""The OpenAI and Anthropic Python clients against `vamp serve` on the CPU executor.
+
+    clients_test.py build/release/vamp
+
+The model is a tiny random checkpoint of tests/golden with a tokenizer of tests/golden: its words mean
+nothing, its answers are real. Skipped where the clients are not installed (scripts/python-env.sh clients).
+"""
+
+import json
+import os
+import pathlib
+import shutil
+import ssl
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.error
+import urllib.request
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+VENV = ROOT / ".venv-clients"
+SKIPPED = 77  # ctest's SKIP_RETURN_CODE
+KEY = "secret-key"
+TEMPLATE = ("{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+            "{% if add_generation_prompt %}<assistant>{% endif %}")
+
+
+def reenter_in_venv() -> None:
+    python = VENV / "bin" / "python"
+    if not python.exists():
+        print("SKIPPED: the clients are not installed: run scripts/python-env.sh clients")
+        sys.exit(SKIPPED)
+    if pathlib.Path(sys.prefix).resolve() != VENV.resolve():
+        os.execv(python, [str(python), *sys.argv])
+
+
+def make_model(folder: pathlib.Path) -> None:
+    for name in ("config.json", "model.safetensors"):
+        shutil.copy(ROOT / "tests/golden/mixtral" / name, folder)
+    shutil.copy(ROOT / "tests/golden/tokenizers/metaspace/tokenizer.json", folder)
+    (folder / "tokenizer_config.json").write_text(json.dumps(
+        {"bos_token": "<s>", "eos_token": "</s>", "chat_template": TEMPLATE}))
+
+
+class Server:
+    """`vamp serve` as a child; the port is a free one."""
+
+    def __init__(self, vamp: str, model: pathlib.Path, *flags: str) -> None:
+        self.process = subprocess.Popen(
+            [vamp, "serve", str(model), "--port", "0", "--served-model-name", "tiny", "--device-memory",
+             "64MiB", "--threads", "1", *flags],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            env={**os.environ, "VAMP_API_KEY": KEY})
+        line = self.process.stdout.readline()
+        self.log: list[str] = []
+        threading.Thread(target=self._read_log, daemon=True).start()
+        if not line:
+            self.process.wait()
+            time.sleep(0.2)
+            sys.exit("vamp serve did not start:\n" + "".join(self.log))
+        self.url = f"http://127.0.0.1:{int(line.split()[-1])}"
+
+    def _read_log(self) -> None:
+        for line in self.process.stderr:
+            self.log.append(line)
+
+    def wait_ready(self, context: ssl.SSLContext | None = None) -> None:
+        for _ in range(600):
+            try:
+                with urllib.request.urlopen(self.url + "/health", context=context):
+                    return
+            except urllib.error.HTTPError:  # 503: still loading
+                time.sleep(0.1)
+            if self.process.poll() is not None:
+                break
+        sys.exit("vamp serve did not become ready:\n" + "".join(self.log))
+
+
+def check_openai(url: str) -> None:
+    import openai
+    client = openai.OpenAI(base_url=url + "/v1", api_key=KEY, max_retries=0)
+    assert [m.id for m in client.models.list()] == ["tiny"]
+
+    ask = dict(model="tiny", messages=[{"role": "user", "content": "hello"}], max_tokens=12,
+               temperature=0, extra_body={"ignore_eos": True})
+    whole = client.chat.completions.create(**ask)
+    assert whole.choices[0].finish_reason == "length"
+    assert whole.usage.completion_tokens == 12
+    text, usage = "", None
+    for chunk in client.chat.completions.create(**ask, stream=True,
+                                                stream_options={"include_usage": True}):
+        usage = chunk.usage or usage
+        for choice in chunk.choices:
+            text += choice.delta.content or ""
+    assert text == whole.choices[0].message.content, (text, whole.choices[0].message.content)
+    assert usage.completion_tokens == 12
+
+    again = client.chat.completions.create(**ask, n=2, logprobs=True, top_logprobs=2)
+    assert [c.message.content for c in again.choices] == [text, text], "greedy answers differ"
+    for token in again.choices[0].logprobs.content:
+        assert token.logprob <= 0
+
+    completion = client.completions.create(model="tiny", prompt="one two", max_tokens=5,
+                                           temperature=0, logprobs=1)
+    assert completion.choices[0].finish_reason in ("length", "stop")
+
+    seeded = [client.completions.create(model="tiny", prompt="x", max_tokens=8, seed=7,
+                                        temperature=1.5).choices[0].text for _ in range(2)]
+    assert seeded[0] == seeded[1], "one seed, two texts"
+
+    response = client.responses.create(model="tiny", input="hello", max_output_tokens=6)
+    assert response.status in ("completed", "incomplete")
+    kinds = [event.type for event in client.responses.create(model="tiny", input="hello",
+                                                             max_output_tokens=6, stream=True)]
+    assert kinds[0] == "response.created", kinds
+    assert kinds[-1] in ("response.completed", "response.incomplete"), kinds
+
+    for error, call in [
+        (openai.NotFoundError, dict(ask, model="other")),
+        (openai.BadRequestError, dict(ask, max_tokens=10**6)),
+        (openai.BadRequestError, dict(ask, temperature=-1)),
+    ]:
+        try:
+            client.chat.completions.create(**call)
+        except error as fault:
+            assert fault.body["message"], fault.body
+        else:
+            raise AssertionError(f"no {error.__name__}")
+    try:
+        openai.OpenAI(base_url=url + "/v1", api_key="wrong", max_retries=0).models.list()
+    except openai.AuthenticationError:
+        pass
+    else:
+        raise AssertionError("a wrong key was taken")
+
+
+def check_anthropic(url: str) -> None:
+    import anthropic
+    client = anthropic.Anthropic(base_url=url, api_key=KEY, max_retries=0)
+    ask = dict(model="tiny", max_tokens=8, system="be brief",
+               messages=[{"role": "user", "content": [{"type": "text", "text": "hello"}]}])
+    message = client.messages.create(**ask, extra_body={"temperature": 0})
+    assert message.role == "assistant" and message.usage.output_tokens > 0
+    with client.messages.stream(**ask, extra_body={"temperature": 0}) as stream:
+        text = "".join(stream.text_stream)
+    assert text == "".join(block.text for block in message.content)
+    counted = client.messages.count_tokens(model="tiny", messages=ask["messages"], system="be brief")
+    usage = message.usage
+    assert counted.input_tokens == usage.input_tokens + usage.cache_read_input_tokens
+    try:
+        client.messages.create(**dict(ask, model="other"))
+    except anthropic.NotFoundError:
+        pass
+    else:
+        raise AssertionError("a model that is not served was taken")
+
+
+def check_tls(vamp: str, model: pathlib.Path) -> None:
+    """Chat over TLS, on two io threads, with a certificate made here."""
+    if not shutil.which("openssl"):
+        print("TLS is not tried: there is no openssl program")
+        return
+    cert, key = model / "cert.pem", model / "key.pem"
+    subprocess.run(["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj",
+                    "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out",
+                    str(cert)], check=True, capture_output=True)
+    server = Server(vamp, model, "--ssl-certfile", str(cert), "--ssl-keyfile", str(key),
+                    "--api-server-threads", "2")
+    try:
+        server.url = server.url.replace("http:", "https:")
+        context = ssl.create_default_context(cafile=str(cert))
+        server.wait_ready(context)
+        body = {"prompt": "hello", "max_tokens": 20, "ignore_eos": True, "stream": True}
+        ask = urllib.request.Request(server.url + "/v1/completions", json.dumps(body).encode(),
+                                     {"Authorization": f"Bearer {KEY}"})
+        with urllib.request.urlopen(ask, context=context) as reply:
+            lines = [line for line in reply.read().decode().splitlines() if line]
+        assert lines[-1] == "data: [DONE]" and len(lines) > 2, lines
+    finally:
+        server.process.kill()
+
+
+def check_shutdown(server: Server) -> None:
+    server.process.terminate()
+    assert server.process.wait(timeout=30) == 0, "".join(server.log)
+
+
+def main() -> None:
+    reenter_in_venv()
+    with tempfile.TemporaryDirectory() as folder:
+        model = pathlib.Path(folder)
+        make_model(model)
+        server = Server(sys.argv[1], model)
+        try:
+            server.wait_ready()
+            check_openai(server.url)
+            check_anthropic(server.url)
+            check_shutdown(server)
+            check_tls(sys.argv[1], model)
+        finally:
+            server.process.kill()
+    print("the OpenAI and Anthropic clients chat, stream, and get the errors they expect")
+
+
+if __name__ == "__main__":
+    main()
