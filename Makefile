@@ -48,7 +48,6 @@ test-fuzz: deps
 golden: deps
 	@scripts/python-env.sh golden
 	.venv-golden/bin/python tools/make_golden.py
-	.venv-golden/bin/python tools/make_gated_delta_golden.py
 
 # Our CPU executor beside transformers and llama.cpp on one thread (5 GB of packages, and 4 CPU
 # minutes to build llama.cpp, the first time).
