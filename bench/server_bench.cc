@@ -239,6 +239,7 @@ int main(int argc, char** argv) {
   if (pipe(to_client) != 0 || pipe(from_client) != 0) return 1;
   const pid_t child = fork();  // before there are threads
   if (child == 0) {
+    close(to_client[1]);  // so that its end is seen
     int port = 0;
     if (read(to_client[0], &port, sizeof port) != sizeof port) return 1;
     const ClientResult result = run_client(port, options);
