@@ -41,8 +41,12 @@ struct RequestState {
   HostBlockId swapped = kNoId;  // its partly filled last block in the host tier
   int swapped_tokens = 0;       // computed when it was preempted
   StepId swap_step = 0;
-  int overtaken = 0;           // requests that were let in before it since it did not fit
-  Micros unfit_since = -1;     // -1: it has not been tried, or fits
+  int overtaken = 0;                 // requests that were let in before it since it did not fit
+  Micros unfit_since = -1;           // -1: it has not been tried, or fits
+  struct Attempt {                   // the last one to let it in that found no room
+    Micros at = -1;                  // -1: none
+    int available = 0, matched = 0;  // blocks free or cached then; blocks of its prefix
+  } no_room;
   uint64_t wait_decision = 0;  // the latest answer it got was this one: wait; 0: none
   bool preempted = false;
   Micros waiting_since = 0;

@@ -42,6 +42,9 @@ struct SchedulerConfig {
   // first did not fit; then nothing behind it enters before it does.
   int max_overtakes = 8;
   Micros max_overtaken_for = 2 * kSecond;
+  // An attempt to let a request in costs as much as its prefix is long. While no block has come
+  // free the answer stays the same, but for prices that move: it is asked for again after this.
+  Micros admission_retry = 0.1 * kSecond;
   int max_admission_attempts = 4;  // waiting requests that do not fit, looked at in one step
   Micros boundary_backoff = 10 * kSecond;  // no boundary moves for so long after one has failed
   // After so many failures in a row the boundary counts as immovable for `boundary_cooling`; then

@@ -78,9 +78,11 @@ Scheduler::Impl::Admission Scheduler::Impl::try_admit(RequestState& request) {
   const int end =
       config.admission == AdmissionRule::kWholePrompt ? length : std::min(length, start + budget);
   const int needed = blocks_for(end) - match.device_blocks;
+  if (!worth_another_attempt(request, match.total())) return Admission::kNoRoom;
   blocks.hold(request.keys, match, request.table);
   if (!make_room(needed, request, /*admission=*/true)) {
     blocks.let_go(request.keys, match, request.table, request.session);
+    request.no_room = {now, free_soon() + blocks.cached_blocks(), match.total()};
     return Admission::kNoRoom;
   }
   blocks.promote(request.keys, match, request.table, plan);
@@ -98,6 +100,12 @@ Scheduler::Impl::Admission Scheduler::Impl::try_admit(RequestState& request) {
   if (missing > 0) blocks.allocate(missing, request.table);
   enter(request, match, start);
   return Admission::kAdmitted;
+}
+
+bool Scheduler::Impl::worth_another_attempt(const RequestState& request, int matched) const {
+  const RequestState::Attempt& last = request.no_room;
+  return last.at < 0 || running.empty() || now - last.at >= config.admission_retry ||
+         matched > last.matched || free_soon() + blocks.cached_blocks() > last.available;
 }
 
 // Whether a running request has yet to compute the same content as block `block` of `request`:
@@ -126,6 +134,7 @@ void Scheduler::Impl::enter(RequestState& request, const PrefixMatch& match, int
   request.published = match.total();
   request.overtaken = 0;
   request.unfit_since = -1;
+  request.no_room = {};
   running.insert(std::lower_bound(running.begin(), running.end(), &request, waiting.key_comp()),
                  &request);
 

@@ -131,7 +131,9 @@ TEST(Cache, ADecisionLearnsThatItsVictimWasAskedForAgain) {
 }
 
 TEST(Cache, ARequestThatWaitsStepAfterStepIsOneDecision) {
-  SchedulerHarness harness(small_scheduler(), {.base_blocks = 10, .block_tokens = 4});
+  SchedulerConfig config = small_scheduler();
+  config.admission_retry = 0;
+  SchedulerHarness harness(config, {.base_blocks = 10, .block_tokens = 4});
   harness.add(1, iota(0, 20), 18);
   harness.step();
   harness.add(2, iota(100, 24), 2);
@@ -146,6 +148,29 @@ TEST(Cache, ARequestThatWaitsStepAfterStepIsOneDecision) {
   EXPECT_EQ(waited.inputs.request, 2u);
   EXPECT_NEAR(waited.until, harness.stats(2).first_scheduled, 2.5e3);
   EXPECT_EQ(harness.scheduler().stats().decisions, 3u);
+}
+
+TEST(Cache, ARequestThatFoundNoRoomIsTriedAgainWhenSomethingComesFreeOrLater) {
+  for (const Micros retry : {1e12, 5e3}) {
+    SchedulerConfig config = small_scheduler();
+    config.admission_retry = retry;
+    SchedulerHarness harness(config, {.base_blocks = 10, .block_tokens = 4});
+    harness.add(1, iota(0, 20), 18);
+    harness.step();
+    harness.add(2, iota(100, 24), 2);
+    harness.run();
+    harness.expect_answer(2, 2);  // request 1 has ended, which is soon enough for both
+    const DecisionRecord& first = harness.decisions().at(0);
+    EXPECT_TRUE(first.decision.wait);
+    const auto outcome = harness.outcomes().find(first.id);
+    const int asked = outcome == harness.outcomes().end() ? 1 : outcome->second.repeats;
+    if (retry > 1e6) {
+      EXPECT_LE(asked, 2);
+    } else {
+      EXPECT_GT(asked, 2);
+      EXPECT_LT(asked, 10);
+    }
+  }
 }
 
 TEST(Cache, ResetForgetsEverythingThatNobodyRunsOn) {
