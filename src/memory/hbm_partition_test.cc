@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "base/random.h"
+#include "base/test_seed.h"
 #include "memory/host_maps_check.h"
 #include "memory/memory_test_support.h"
 
@@ -248,7 +249,7 @@ class HbmPartitionWalk : public testing::TestWithParam<LayoutShape> {};
 
 TEST_P(HbmPartitionWalk, KeepsEveryByteThatCounts) {
   World world(GetParam());
-  Random random(11);
+  Random random(seed_of_soak().value_or(11));
   for (int step = 0; step < 150; ++step) {
     const int n = static_cast<int>(
         random.between(world.layout.min_groups_out, world.layout.max_groups_out()));
