@@ -127,7 +127,8 @@ struct StepResult {
   Micros boundary_us = 0;                    // spent on the boundary move
   Micros demote_us = 0, promote_us = 0;      // link time of the copies reported here
   StagingStats staging;
-  float experts_per_layer = 0;  // distinct experts chosen, mean over MoE layers
+  float experts_per_layer = 0;             // distinct experts chosen, mean over MoE layers
+  std::vector<uint16_t> experts_by_layer;  // the same by MoE layer; empty: not known
   // Tokens that chose each expert since the last report, [moe_layer * experts + expert]; empty in
   // most steps.
   std::vector<uint32_t> expert_counts;

@@ -16,9 +16,10 @@ struct StepStats {
   StagingStats staging;
   size_t demoted_bytes = 0, promoted_bytes = 0;  // copies that ended
   Micros demote_us = 0, promote_us = 0, boundary_us = 0;
-  float experts_per_layer = 0;  // distinct experts chosen, mean over MoE layers
-  int bank_groups = 0;          // frames in the staging banks
-  SchedulerStats scheduler;     // after the step's result was taken in
+  float experts_per_layer = 0;             // distinct experts chosen, mean over MoE layers
+  std::vector<uint16_t> experts_by_layer;  // the same by MoE layer; empty: not known
+  int bank_groups = 0;                     // frames in the staging banks
+  SchedulerStats scheduler;                // after the step's result was taken in
 };
 
 // `plan` and `result` are of the same step.
@@ -45,6 +46,7 @@ inline void add_result(StepStats& stats, const StepResult& result, const Schedul
   stats.promote_us = result.promote_us;
   stats.boundary_us = result.boundary_us;
   stats.experts_per_layer = result.experts_per_layer;
+  stats.experts_by_layer = result.experts_by_layer;
   stats.scheduler = after;
   stats.bank_groups = layout.bank_groups(after.groups_out);
 }

@@ -1,5 +1,7 @@
 #include "exec/moe_executor.h"
 
+#include <numeric>
+
 namespace vamp {
 namespace {
 
@@ -40,7 +42,7 @@ size_t MoeExecutor::buffer_bytes(const ModelConfig& model, const Ops& ops, int m
 void MoeExecutor::begin_step(StagingMode mode) {
   mode_ = mode;
   activated_bytes_ = 0;
-  distinct_ = layers_run_ = 0;
+  experts_by_layer_.clear();
   if (mode != StagingMode::kWholeRegion) return;
   for (int m = 0; m < model_.num_moe_layers(); ++m) staging_.begin_region(m);
 }
@@ -68,8 +70,7 @@ void MoeExecutor::sort_chosen(int moe_layer) {
   }
   const MemoryLayout& layout = partition_.layout();
   activated_bytes_ += given_up_.size() * (layout.gate_up_shard_bytes + layout.down_shard_bytes);
-  distinct_ += static_cast<int>(resident_.size() + given_up_.size());
-  ++layers_run_;
+  experts_by_layer_.push_back(static_cast<uint16_t>(resident_.size() + given_up_.size()));
 }
 
 void MoeExecutor::run(int moe_layer, const WeightMatrix& router, const void* x, int tokens,
@@ -100,9 +101,13 @@ StagingStats MoeExecutor::end_step() {
   stats.activated_bytes = activated_bytes_;
   stats.stall = counters.stall;
   stats.used = partition_.groups_out() > 0 ? mode_ : StagingMode::kAuto;
-  experts_per_layer_ =
-      layers_run_ > 0 ? static_cast<float>(distinct_) / static_cast<float>(layers_run_) : 0;
   return stats;
+}
+
+float MoeExecutor::experts_per_layer() const {
+  if (experts_by_layer_.empty()) return 0;
+  const int sum = std::accumulate(experts_by_layer_.begin(), experts_by_layer_.end(), 0);
+  return static_cast<float>(sum) / static_cast<float>(experts_by_layer_.size());
 }
 
 void MoeExecutor::abandon() {

@@ -32,8 +32,9 @@ class MoeExecutor {
   // After an Error in the middle of a step.
   void abandon();
 
-  // Distinct experts chosen in the step that ended last, mean over MoE layers.
-  float experts_per_layer() const { return experts_per_layer_; }
+  // Distinct experts chosen in the step that ended last, by MoE layer, and their mean.
+  const std::vector<uint16_t>& experts_by_layer() const { return experts_by_layer_; }
+  float experts_per_layer() const;
   // Tokens that chose each expert since the last call, [moe_layer * experts + expert].
   std::vector<uint32_t> take_counts();
 
@@ -53,8 +54,7 @@ class MoeExecutor {
   std::vector<int32_t> resident_, given_up_;  // experts that some token of this layer chose
   std::vector<uint32_t> counts_;
   size_t activated_bytes_ = 0;
-  int distinct_ = 0, layers_run_ = 0;
-  float experts_per_layer_ = 0;
+  std::vector<uint16_t> experts_by_layer_;
 };
 
 }  // namespace vamp

@@ -149,6 +149,7 @@ void PlanRunner::forward(const StepPlan& plan, StepResult& result) {
   const std::span<float> logits = runner_.forward(batch_, cache_);
   result.staging = moe_.end_step();
   result.experts_per_layer = moe_.experts_per_layer();
+  result.experts_by_layer = moe_.experts_by_layer();
   if (partition_.groups_out() > 0) {
     chooser_.observe(mode, batch_.num_tokens(), partition_.groups_out(), clock_.now() - start);
   }

@@ -22,7 +22,8 @@ CREATE TABLE steps(run INTEGER, step INTEGER, planned_s REAL, start_s REAL, end_
   free_blocks INTEGER, cached_blocks INTEGER, referenced_blocks INTEGER, total_blocks INTEGER,
   host_used_blocks INTEGER, groups_out INTEGER, bank_groups INTEGER, preemptions INTEGER,
   staged_bytes INTEGER, activated_bytes INTEGER, stall_us REAL, boundary_us REAL, demoted_bytes INTEGER,
-  promoted_bytes INTEGER, demote_us REAL, promote_us REAL, experts_per_layer REAL);
+  promoted_bytes INTEGER, demote_us REAL, promote_us REAL, experts_per_layer REAL,
+  experts_by_layer TEXT);
 CREATE TABLE decisions(run INTEGER, decision INTEGER, step INTEGER, time_s REAL, request INTEGER,
   admission INTEGER, gap_blocks INTEGER, needed_blocks INTEGER, free_blocks INTEGER, cached_blocks INTEGER,
   total_blocks INTEGER, host_free_blocks INTEGER, groups_out INTEGER, running INTEGER, waiting INTEGER,
@@ -106,7 +107,7 @@ void write_turns(Database& database, int id, const RunRecord& run) {
 }
 
 void write_steps(Database& database, int id, const RunRecord& run) {
-  Insert insert(database, "steps", 28);
+  Insert insert(database, "steps", 29);
   for (const StepStats& s : run.steps) {
     const SchedulerStats& n = s.scheduler;
     insert(id, s.step, s.planned / kSecond, s.start / kSecond, s.end / kSecond, s.executed,
@@ -114,7 +115,7 @@ void write_steps(Database& database, int id, const RunRecord& run) {
            n.cached_blocks, n.referenced_blocks, n.total_blocks, n.host_used_blocks, n.groups_out,
            s.bank_groups, n.preemptions, s.staging.staged_bytes, s.staging.activated_bytes,
            s.staging.stall, s.boundary_us, s.demoted_bytes, s.promoted_bytes, s.demote_us,
-           s.promote_us, s.experts_per_layer);
+           s.promote_us, s.experts_per_layer, nlohmann::json(s.experts_by_layer).dump());
   }
 }
 
@@ -140,8 +141,8 @@ void write_decisions(Database& database, int id, const RunRecord& run) {
            d.needed_blocks, d.free_blocks, d.cached_blocks, d.total_blocks, d.host_free_blocks,
            d.groups_out, d.running, d.waiting, d.hit_rate, action_name(d.kind),
            d.costs.at(static_cast<size_t>(d.kind)), costs_text(d), d.drop_blocks, d.demote_segments,
-           d.give_up_groups, d.preempted, d.blocks_won, d.repeats, d.until / kSecond, d.reused_tokens,
-           d.first_reuse < 0 ? NAN : d.first_reuse / kSecond, d.note);
+           d.give_up_groups, d.preempted, d.blocks_won, d.repeats, d.until / kSecond,
+           d.reused_tokens, d.first_reuse < 0 ? NAN : d.first_reuse / kSecond, d.note);
   }
 }
 

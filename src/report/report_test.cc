@@ -51,6 +51,7 @@ RunRecord small_run() {
   run.turns[1].stats.preemptions = 1;
   StepStats step;
   step.executed = true;
+  step.experts_by_layer = {2, 4, 8};
   step.scheduler.total_blocks = 10;
   step.scheduler.referenced_blocks = 10;
   step.end = 2 * kSecond;
@@ -60,6 +61,7 @@ RunRecord small_run() {
   step.scheduler.referenced_blocks = 5;
   step.scheduler.groups_out = 4;
   step.staging.staged_bytes = 1000;
+  step.experts_by_layer = {6, 4, 8};
   run.steps.push_back(step);
   DecisionRow decision;
   decision.costs.fill(NAN);
@@ -145,6 +147,12 @@ TEST(Series, GaugesHoldBetweenStepsAndTurnsAreBinned) {
   EXPECT_EQ(series.prices[0].chosen, 1);
   EXPECT_EQ(series.prices[0].runner_up_p50, 300);
   EXPECT_EQ(series.prices[2].refused_p50, 300);
+  ASSERT_EQ(series.experts_by_layer.mean.size(), 3u);
+  const std::vector<double>& first = series.experts_by_layer.mean[0];
+  EXPECT_EQ(first[12], 2);  // 60 stretches of 10 s
+  EXPECT_EQ(first[36], 6);
+  EXPECT_TRUE(std::isnan(first[20]));
+  EXPECT_EQ(series.experts_by_layer.mean[2][36], 8);
 }
 
 TEST(ResultsJson, HasTheKeysThatScriptsRead) {
@@ -207,14 +215,15 @@ TEST_F(WriteReport, WritesARowForEachTurnStepAndDecision) {
       database,
       "SELECT (SELECT count(*) FROM runs), (SELECT count(*) FROM turns), (SELECT count(*) FROM "
       "steps), "
-      "(SELECT count(*) FROM decisions WHERE cost_us = 100)",
+      "(SELECT count(*) FROM decisions WHERE cost_us = 100), "
+      "(SELECT sum(json_extract(experts_by_layer, '$[1]')) FROM steps)",
       [](void* out, int n, char** values, char**) {
         for (int i = 0; i < n; ++i) *static_cast<std::string*>(out) += std::string(values[i]) + " ";
         return 0;
       },
       &counts, nullptr);
   sqlite3_close(database);
-  EXPECT_EQ(counts, "2 8 4 2 ");
+  EXPECT_EQ(counts, "2 8 4 2 16 ");
 }
 
 // A file size limit stands for a full disk: writes fail in the middle.

@@ -169,6 +169,10 @@ Json series_json(const RunSeries& series) {
   for (const ExpertsByTokens& point : series.experts) {
     out["experts_by_tokens"].push_back({point.tokens, point.steps, point.experts_per_layer});
   }
+  out["experts_time_s"] = rounded(series.experts_by_layer.time_s);
+  out["experts_by_layer"] = Json::array();
+  for (const auto& layer : series.experts_by_layer.mean)
+    out["experts_by_layer"].push_back(rounded(layer));
   out["decision_time_s"] = rounded(series.decision_time_s);
   out["prices"] = prices_json(series);
   return out;

@@ -47,8 +47,8 @@ struct DecisionRow {
   std::array<double, kNumActionKinds> costs;
   int drop_blocks = 0, demote_segments = 0, give_up_groups = 0, preempted = 0;
   int blocks_won = 0;
-  int repeats = 1;   // the same answer step after step: "wait"
-  Micros until = 0;  // the last of them
+  int repeats = 1;          // the same answer step after step: "wait"
+  Micros until = 0;         // the last of them
   int reused_tokens = 0;    // dropped by it and asked for again
   Micros first_reuse = -1;  // -1: never
   std::string note;

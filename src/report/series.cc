@@ -192,6 +192,26 @@ void add_experts(const RunRecord& run, RunSeries& out) {
   }
 }
 
+ExpertsByLayer experts_by_layer(const RunRecord& run, int count) {
+  const Buckets buckets(run.duration, count);
+  ExpertsByLayer out;
+  for (int b = 0; b < count; ++b) out.time_s.push_back(buckets.centre_s(b));
+  std::vector<int> steps(static_cast<size_t>(count), 0);
+  for (const StepStats& step : run.steps) {
+    if (step.experts_by_layer.empty()) continue;
+    const size_t bucket = static_cast<size_t>(buckets.index(step.end));
+    ++steps[bucket];
+    out.mean.resize(step.experts_by_layer.size(),
+                    std::vector<double>(static_cast<size_t>(count), 0.0));
+    for (size_t layer = 0; layer < out.mean.size(); ++layer)
+      out.mean[layer][bucket] += step.experts_by_layer[layer];
+  }
+  for (auto& layer : out.mean) {
+    for (size_t b = 0; b < layer.size(); ++b) layer[b] = steps[b] > 0 ? layer[b] / steps[b] : NAN;
+  }
+  return out;
+}
+
 void add_decisions(const RunRecord& run, int count, RunSeries& out) {
   const Buckets buckets(run.duration, count);
   for (int b = 0; b < count; ++b) out.decision_time_s.push_back(buckets.centre_s(b));
@@ -244,6 +264,7 @@ RunSeries make_series(const RunRecord& run, const SeriesOptions& options) {
   add_ttft(run, options.max_points, out);
   add_by_turn(run, out);
   add_experts(run, out);
+  out.experts_by_layer = experts_by_layer(run, options.heat_buckets);
   add_decisions(run, options.decision_buckets, out);
   return out;
 }

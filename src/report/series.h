@@ -32,6 +32,11 @@ struct ExpertsByTokens {
   int steps = 0;
   double experts_per_layer = NAN;
 };
+// Distinct experts a step, mean over the steps of each stretch of time, by MoE layer.
+struct ExpertsByLayer {
+  std::vector<double> time_s;             // centres of the stretches
+  std::vector<std::vector<double>> mean;  // [layer][stretch]; NaN: no step; empty: not counted
+};
 // Medians of the prices of one action: when it won, and when another won.
 struct ActionPrices {
   int chosen = 0, considered = 0;
@@ -46,6 +51,7 @@ struct RunSeries {
   std::vector<TurnBin> bins;             // ten by turn
   std::vector<TurnMedian> by_turn;
   std::vector<ExpertsByTokens> experts;
+  ExpertsByLayer experts_by_layer;
   std::vector<double> decision_time_s;
   std::array<std::vector<int>, kNumActionKinds> decisions;  // by action and bucket
   std::array<ActionPrices, kNumActionKinds> prices;
@@ -54,6 +60,7 @@ struct RunSeries {
 struct SeriesOptions {
   int buckets = 180;
   int decision_buckets = 60;
+  int heat_buckets = 60;
   int max_points = 1200;
 };
 RunSeries make_series(const RunRecord& run, const SeriesOptions& options = {});

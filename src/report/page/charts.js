@@ -257,3 +257,37 @@ function crosshair(root, series, x, y, px, frame, options) {
   });
   area.addEventListener('pointerleave', () => { hideTip(); cross.setAttribute('visibility', 'hidden'); });
 }
+
+// options: {x: {domain, label, format, time, times}, rows: [[value or null, ...], ...], most, row, unit}.
+// A row of cells for each of `rows`, the first on top; values from 0 to `most`.
+function drawHeatMap(box, options) {
+  box.replaceChildren();
+  const { x, rows, most } = options;
+  const width = Math.max(220, box.clientWidth), cell = Math.min(16, Math.max(4, 220 / rows.length));
+  const left = 14 + String(rows.length).length * 6.3, right = width - 10, top = 8, bottom = top + cell * rows.length;
+  const px = scaleOf(x, left, right), half = x.times[0];  // the first centre is half a stretch
+  const root = svg('svg', { viewBox: `0 0 ${width} ${bottom + 36}`, height: bottom + 36, role: 'img' }, box);
+  rows.forEach((row, r) => row.forEach((v, i) => {
+    if (v === null) return;
+    const a = px(x.times[i] - half), b = px(x.times[i] + half);
+    svg('rect', { x: a.toFixed(1), y: (top + r * cell).toFixed(1), width: Math.max(0.5, b - a).toFixed(1), height: cell.toFixed(1),
+                  fill: `rgba(var(--heat),${(0.06 + 0.9 * v / most).toFixed(3)})` }, root);
+  }));
+  const every = Math.ceil(14 / cell);
+  rows.forEach((_, r) => {
+    if (r % every === 0) svg('text', { x: left - 6, y: top + r * cell + cell / 2 + 4, 'text-anchor': 'end' }, root).textContent = r + 1;
+  });
+  for (const v of timeTicks(...x.domain, Math.max(2, (right - left) / 85))) {
+    svg('text', { x: px(v), y: bottom + 16, 'text-anchor': px(v) > right - 16 ? 'end' : px(v) < left + 4 ? 'start' : 'middle' }, root).textContent = x.format(v);
+  }
+  svg('text', { x: (left + right) / 2, y: bottom + 33, 'text-anchor': 'middle' }, root).textContent = x.label;
+  root.addEventListener('pointermove', (event) => {
+    const bounds = root.getBoundingClientRect(), scale = width / bounds.width;
+    const r = Math.floor(((event.clientY - bounds.top) * scale - top) / cell);
+    const at = (event.clientX - bounds.left) * scale;
+    const i = x.times.findIndex((t) => at >= px(t - half) && at < px(t + half));
+    if (!rows[r] || i < 0 || rows[r][i] === null) return hideTip();
+    showTip(event, `${options.row} ${r + 1}`, [['var(--p2)', (x.tip || x.format)(x.times[i]), `${format.short(rows[r][i])} ${options.unit}`]]);
+  });
+  root.addEventListener('pointerleave', hideTip);
+}

@@ -96,6 +96,7 @@ glance();
 memory();
 overTime();
 byTurn();
+expertsByLayer();
 decisions();
 levels();
 section('All figures', 'Best in green; small print: against the first run.');

@@ -37,12 +37,16 @@ function card(parent, title, sub, draw) {
 
 // --- header, legend ---------------------------------------------------------------------------------
 function themeButton() {
-  const root = document.documentElement;
-  const dark = () => (root.dataset.theme || (matchMedia('(prefers-color-scheme: dark)').matches ? 'dark' : 'light')) === 'dark';
+  const system = matchMedia('(prefers-color-scheme: dark)');
+  const theme = document.documentElement.dataset;
   const button = html('button', { type: 'button' });
-  const label = () => { button.textContent = dark() ? 'Light' : 'Dark'; };
-  button.onclick = () => { root.dataset.theme = dark() ? 'light' : 'dark'; label(); };
-  label();
+  const choose = (dark) => {
+    theme.theme = dark ? 'dark' : 'light';
+    button.textContent = dark ? 'Light' : 'Dark';
+  };
+  button.onclick = () => choose(theme.theme !== 'dark');
+  system.onchange = () => choose(system.matches);
+  choose(system.matches);
   return button;
 }
 function head() {
@@ -221,4 +225,18 @@ function byTurn() {
       domain: [1, Math.max(2, ...runs.flatMap((run) => run.series.experts_by_tokens.map((e) => e[0])))] },
     y: { format: n, domain: [0, Math.max(1, ...runs.map((run) => run.memory.experts_per_layer))] },
     series: visible().map((run) => ({ name: run.policy, color: run.color, x: run.series.experts_by_tokens.map((e) => e[0]), y: run.series.experts_by_tokens.map((e) => e[2]), kind: 'line' })) }));
+}
+// A row a MoE layer: which layers spread their tokens over many experts, and when.
+function expertsByLayer() {
+  const counted = runs.filter((run) => run.series.experts_by_layer.length);
+  if (!counted.length) return;
+  const most = Math.max(...counted.map((run) => run.memory.experts_per_layer));
+  section('Experts by layer', `Distinct experts chosen in a step, mean over the steps of each moment, of ${n(most)} in a layer. The stronger the colour, the more; blank where no step ended.`);
+  const node = grid();
+  for (const run of counted) {
+    const tile = card(node, run.policy, 'a row for each MoE layer', (box) => {
+      tile.style.display = run.shown ? '' : 'none';
+      if (run.shown) drawHeatMap(box, { x: { ...timeAxis([0, longest]), times: run.series.experts_time_s }, rows: run.series.experts_by_layer, most, row: 'MoE layer', unit: 'experts' });
+    });
+  }
 }
