@@ -37,7 +37,8 @@ constexpr Route kRoutes[] = {
 };
 
 const Route* find_route(const HttpRequest& request, bool& known_path) {
-  const std::string_view method = request.method == "HEAD" ? "GET" : request.method;
+  const std::string_view method =
+      request.method == "HEAD" ? std::string_view("GET") : request.method;
   known_path = false;
   for (const Route& route : kRoutes) {
     if (request.path != route.path) continue;
