@@ -1,6 +1,10 @@
 #include "cli/cli.h"
 
+#include <fmt/format.h>
+#include <signal.h>
+
 #include <algorithm>
+#include <cmath>
 #include <filesystem>
 #include <new>
 #include <ostream>
@@ -8,6 +12,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/units.h"
 #include "cli/commands.h"
 #include "cli/config_file.h"
 
@@ -61,6 +66,30 @@ int parse_and_run(CLI::App& app, std::vector<std::string> args, CommandContext& 
 
 }  // namespace
 
+CLI::Validator number_from(double low, double high) {
+  return CLI::Validator(
+      [low, high](std::string& text) -> std::string {
+        double value = 0;
+        if (CLI::detail::lexical_cast(text, value) && value >= low && value <= high) return {};
+        return fmt::format("'{}' must be a number {}", text,
+                           std::isinf(high) || high >= std::numeric_limits<int>::max()
+                               ? fmt::format("of at least {:g}", low)
+                               : fmt::format("from {:g} to {:g}", low, high));
+      },
+      "");
+}
+
+size_t memory_flag(const char* flag, const std::string& text) {
+  size_t bytes = 0;
+  try {
+    bytes = parse_bytes(text);
+  } catch (const Error& error) {
+    throw Error("{}: {}", flag, error.what());
+  }
+  if (bytes == 0) throw Error("{} {}: expected more than nothing", flag, text);
+  return bytes;
+}
+
 int run_cli(int argc, const char* const* argv, std::ostream& out, std::ostream& err) {
   CLI::App app(
       "VAMP: serves mixture-of-experts models, and moves the boundary between expert "
@@ -69,6 +98,7 @@ int run_cli(int argc, const char* const* argv, std::ostream& out, std::ostream& 
   app.set_version_flag("--version", std::string("vamp ") + VAMP_VERSION);
   app.require_subcommand(1);
   CommandContext context{out, err};
+  signal(SIGXFSZ, SIG_IGN);  // a file beyond the limit is a failed write with a message
   try {
     for (const AddCommand add : kCommands) add(app, context);
     return parse_and_run(app, arguments(argc, argv), context);

@@ -5,6 +5,8 @@
 
 #include <CLI/CLI.hpp>
 #include <iosfwd>
+#include <limits>
+#include <string>
 
 namespace vamp {
 
@@ -14,6 +16,18 @@ struct CommandContext {
   std::ostream& err;
   int exit_code = 0;
 };
+
+inline constexpr double kMostTokens = 16 << 20;  // of one request: beyond any model
+
+// Checks of numbers, with both limits in the message. NaN is outside of every range.
+CLI::Validator number_from(double low, double high);
+inline CLI::Validator count_from(int low) {
+  return number_from(low, std::numeric_limits<int>::max());
+}
+
+// Of a flag that is a size of memory, like 2GiB. Throws Error with the flag's name where it is not
+// a size, or nothing.
+size_t memory_flag(const char* flag, const std::string& text);
 
 using AddCommand = void (*)(CLI::App& app, CommandContext& context);
 

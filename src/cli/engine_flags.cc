@@ -1,13 +1,18 @@
 #include "cli/engine_flags.h"
 
+#include "base/units.h"
+#include "cli/commands.h"
+
 namespace vamp {
 namespace {
 
 // vLLM takes --kv-offloading-size in GiB; a unit may be written.
-size_t parse_gib(const std::string& text) {
-  if (text.empty()) return 0;
+size_t host_tier(const std::string& text) {
+  constexpr const char* kFlag = "--kv-offloading-size";
   const bool bare = text.find_first_not_of("0123456789.") == std::string::npos;
-  return parse_bytes(bare ? text + "GiB" : text);
+  const size_t bytes = memory_flag(kFlag, bare ? text + "GiB" : text);
+  if (bytes > 2048 * kGiB) throw Error("{} {}: more than 2TiB", kFlag, text);
+  return bytes;
 }
 
 }  // namespace
@@ -21,36 +26,52 @@ void add_engine_flags(CLI::App& command, EngineFlags& flags) {
       ->check(CLI::IsMember({"cpu", "sim"}));
   command.add_option("--gpu", machine.gpu, "sim: GPU preset, see vamp inspect");
   command.add_option("--machine", machine.profile, "sim: speeds (default: the GPU's)");
-  command.add_option("--gpu-memory-utilization", machine.gpu_memory_utilization,
-                     "sim: share of the GPU's memory to use");
-  command.add_option("--tensor-parallel-size", machine.tensor_parallel,
-                     "sim: GPUs that the model is cut over; short form -tp");
+  command
+      .add_option("--gpu-memory-utilization", machine.gpu_memory_utilization,
+                  "sim: share of the GPU's memory to use")
+      ->check(number_from(0.01, 1));
+  command
+      .add_option("--tensor-parallel-size", machine.tensor_parallel,
+                  "sim: GPUs that the model is cut over; short form -tp")
+      ->check(number_from(1, 1024));
   command.add_option("--device-memory", flags.device_memory,
                      "budget for weights and KV, like 2GiB");
   command.add_option("--kv-cache-memory-bytes", flags.kv_cache_memory,
                      "instead: the KV pool with every expert resident");
-  command.add_option("--kv-cache-tokens", machine.kv_cache_tokens, "the same in tokens");
+  command.add_option("--kv-cache-tokens", machine.kv_cache_tokens, "the same in tokens")
+      ->check(count_from(1));
   command.add_option("--kv-offloading-size", flags.kv_offloading,
                      "host tier of the KV cache, in GiB or like 512MiB (default none)");
-  command.add_option("--max-offload-ratio", machine.max_offload_percent,
-                     "VAMP-r: percent of a layer's experts that may be given up (default 15)");
-  command.add_option("--block-size", machine.block_tokens, "tokens a KV block (default 16)");
+  command
+      .add_option("--max-offload-ratio", machine.max_offload_percent,
+                  "VAMP-r: percent of a layer's experts that may be given up (default 15)")
+      ->check(number_from(0, 100));
+  command.add_option("--block-size", machine.block_tokens, "tokens a KV block (default 16)")
+      ->check(number_from(1, 1 << 16));
   command.add_option("--staging", flags.staging,
                      "auto, whole-region or activated (the paper's policy: always whole-region)");
-  command.add_option("--max-num-seqs", scheduler.max_num_seqs,
-                     "running requests at most (default 128)");
-  command.add_option("--max-num-batched-tokens", scheduler.max_num_batched_tokens,
-                     "tokens of one step (default 8192)");
-  command.add_option("--max-model-len", scheduler.max_model_len,
-                     "prompt and output of one request (default: what the pool holds)");
+  command
+      .add_option("--max-num-seqs", scheduler.max_num_seqs,
+                  "running requests at most (default 128)")
+      ->check(number_from(1, 1 << 16));
+  command
+      .add_option("--max-num-batched-tokens", scheduler.max_num_batched_tokens,
+                  "tokens of one step (default 8192)")
+      ->check(number_from(1, kMostTokens));
+  command
+      .add_option("--max-model-len", scheduler.max_model_len,
+                  "prompt and output of one request (default: what the pool holds)")
+      ->check(number_from(1, kMostTokens));
   command.add_flag("--enable-prefix-caching,!--no-enable-prefix-caching",
                    scheduler.enable_prefix_caching, "reuse cached prefixes (default on)");
   command.add_option("--scheduling-policy", flags.scheduling, "fcfs or priority");
   command.add_option(
       "--admission", flags.admission,
       "whole-prompt or first-chunk: how much of a request must fit before it enters");
-  command.add_option("--threads", machine.threads,
-                     "cpu: threads that compute (default: one a processor)");
+  command
+      .add_option("--threads", machine.threads,
+                  "cpu: threads that compute (default: one a processor)")
+      ->check(number_from(1, 1024));
   command.add_option("--dtype", machine.dtype, "cpu: auto, bfloat16 or float32");
   command.add_option("--load-format", flags.load_format, "cpu: auto, safetensors or dummy");
 }
@@ -70,9 +91,11 @@ MachineSetup finish_engine_flags(EngineFlags flags) {
   machine.dummy_weights =
       choose_flag<bool>("--load-format", flags.load_format,
                         {{"auto", false}, {"safetensors", false}, {"dummy", true}});
-  if (!flags.device_memory.empty()) machine.device_memory = parse_bytes(flags.device_memory);
-  if (!flags.kv_cache_memory.empty()) machine.kv_cache_memory = parse_bytes(flags.kv_cache_memory);
-  machine.kv_offloading = parse_gib(flags.kv_offloading);
+  if (!flags.device_memory.empty())
+    machine.device_memory = memory_flag("--device-memory", flags.device_memory);
+  if (!flags.kv_cache_memory.empty())
+    machine.kv_cache_memory = memory_flag("--kv-cache-memory-bytes", flags.kv_cache_memory);
+  if (!flags.kv_offloading.empty()) machine.kv_offloading = host_tier(flags.kv_offloading);
   if (machine.executor == "sim" && machine.gpu.empty())
     throw Error("--executor sim: name the simulated GPU with --gpu");
   return machine;

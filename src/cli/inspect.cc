@@ -32,15 +32,14 @@ void apply_budget(InspectOptions& options) {
     throw Error("--gpu-memory-utilization is a share of a GPU's memory: give --gpu with it");
   }
   if (!options.device_memory.empty()) {
-    plan.device_bytes = parse_bytes(options.device_memory);
-    if (plan.device_bytes == 0) throw Error("--device-memory 0: expected more than nothing");
+    plan.device_bytes = memory_flag("--device-memory", options.device_memory);
   }
-  if (!options.reserve.empty()) plan.reserve_bytes = parse_bytes(options.reserve);
+  if (!options.reserve.empty()) plan.reserve_bytes = memory_flag("--reserve", options.reserve);
 }
 
 void run_inspect(InspectOptions options, CommandContext& context) {
   const ModelConfig model = load_model_config(options.model);
-  options.plan.page_bytes = parse_bytes(options.page);
+  options.plan.page_bytes = memory_flag("--page-size", options.page);
   apply_budget(options);
   const MemoryPlan plan = make_memory_plan(model, options.plan);
   if (options.json) {
@@ -77,12 +76,14 @@ void add_inspect_command(CLI::App& app, CommandContext& context) {
       "inspect", "Show how a model's memory would be laid out; needs only its config.json");
   command->add_option("model", options->model, "Hugging Face folder, or a config.json")->required();
   CLI::Option* gpu = command->add_option("--gpu", options->gpu, "GPU: " + preset_names());
-  command->add_option("--tensor-parallel-size", options->plan.tensor_parallel,
-                      "GPUs that the model is cut over; short form -tp (default 1)");
+  command
+      ->add_option("--tensor-parallel-size", options->plan.tensor_parallel,
+                   "GPUs that the model is cut over; short form -tp (default 1)")
+      ->check(number_from(1, 1024));
   command
       ->add_option("--gpu-memory-utilization", options->utilization,
                    "share of the GPU's memory to use (default: the preset's, mostly 0.92)")
-      ->check(CLI::Range(0.01, 1.0));
+      ->check(number_from(0.01, 1));
   command
       ->add_option("--device-memory", options->device_memory,
                    "budget for everything, like 2GiB, instead of a GPU's")
@@ -90,10 +91,12 @@ void add_inspect_command(CLI::App& app, CommandContext& context) {
   command->add_option("--reserve", options->reserve,
                       "part of the budget for runtime memory (default: the preset's, else none)");
   command->add_option("--page-size", options->page, "page of the memory mapping (default 2MiB)");
-  command->add_option("--block-size", options->plan.block_tokens, "tokens a KV block (default 16)");
+  command->add_option("--block-size", options->plan.block_tokens, "tokens a KV block (default 16)")
+      ->check(number_from(1, 1 << 16));
   command
       ->add_option("--max-offload-ratio", options->plan.ratios,
                    "VAMP-r: percent of a layer's experts that may be given up; may be given again")
+      ->check(number_from(0, 100))
       ->delimiter(',')
       ->expected(1)
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);

@@ -11,6 +11,8 @@
 namespace vamp {
 namespace {
 
+constexpr double kLongest = 1e8;  // seconds: three years
+
 // Flags as text, where they are checked or converted later.
 struct ReplayFlags {
   ReplaySetup setup;
@@ -44,40 +46,64 @@ void add_workload_options(CLI::App& command, ReplayFlags& flags) {
       ->required();
   command.add_option("--trace-format", flags.trace_format,
                      "mooncake, weka, vllm-multi-turn or lmcache (default: told from the content)");
-  command.add_option("--trace-block-size", setup.trace_read.block_tokens,
-                     "tokens a block id stands for (default: told from the lengths)");
+  command
+      .add_option("--trace-block-size", setup.trace_read.block_tokens,
+                  "tokens a block id stands for (default: told from the lengths)")
+      ->check(number_from(1, 1 << 16));
   command.add_flag("--chat", setup.trace_read.chat,
-                   "LMCache: wrap each piece of text as a user's message");
-  command.add_option("--sessions", replay.sessions,
-                     "sessions at once; a session that ends makes room for the next (default: all, "
-                     "from their recorded start)");
-  command.add_option("--stagger", flags.stagger,
-                     "seconds between the starts of the first sessions");
-  command.add_option("--max-sessions", setup.selection.max_sessions, "the trace's first so many");
-  command.add_option("--max-turns", setup.selection.max_turns, "of each session");
-  command.add_option("--drop-shortest", setup.selection.drop_shortest,
-                     "leave out so many sessions with the fewest turns");
-  command.add_option("--token-scale", setup.token_scale,
-                     "scale prompt and output lengths of a trace of block ids");
-  command.add_option("--think-scale", replay.think_scale, "scale recorded think times");
-  command.add_option("--think-cap", flags.think_cap,
-                     "seconds that a think time lasts at most (default 60)");
-  command.add_option("--think-time", flags.think_time, "seconds, instead of the recorded ones");
+                   "LMCache: wrap each piece of text as a user's message, in the model's chat "
+                   "template");
+  command
+      .add_option("--sessions", replay.sessions,
+                  "sessions at once; a session that ends makes room for the next (default: all, "
+                  "from their recorded start)")
+      ->check(count_from(0));
+  command
+      .add_option("--stagger", flags.stagger, "seconds between the starts of the first sessions")
+      ->check(number_from(0, kLongest));
+  command.add_option("--max-sessions", setup.selection.max_sessions, "the trace's first so many")
+      ->check(count_from(0));
+  command.add_option("--max-turns", setup.selection.max_turns, "of each session")
+      ->check(count_from(0));
+  command
+      .add_option("--drop-shortest", setup.selection.drop_shortest,
+                  "leave out so many sessions with the fewest turns")
+      ->check(count_from(0));
+  command
+      .add_option("--token-scale", setup.token_scale,
+                  "scale prompt and output lengths of a trace of block ids")
+      ->check(number_from(1e-4, 64));
+  command.add_option("--think-scale", replay.think_scale, "scale recorded think times")
+      ->check(number_from(0, kLongest));
+  command
+      .add_option("--think-cap", flags.think_cap,
+                  "seconds that a think time lasts at most (default 60)")
+      ->check(number_from(0, kLongest));
+  command.add_option("--think-time", flags.think_time, "seconds, instead of the recorded ones")
+      ->check(number_from(0, kLongest));
   command.add_option("--think-jitter", replay.think_jitter, "vary think times by this share")
-      ->check(CLI::Range(0.0, 1.0));
-  command.add_option("--output-len", setup.prompts.output_tokens,
-                     "tokens of every answer (default: as recorded)");
-  command.add_option("--max-output-len", setup.prompts.max_output_tokens,
-                     "tokens of an answer at most");
-  command.add_option("--first-prompt-tokens", setup.prompts.first_prompt_tokens,
-                     "text: cut a session's first prompt");
-  command.add_option("--turn-tokens", setup.prompts.turn_tokens,
-                     "text: cut what a later turn adds");
+      ->check(number_from(0, 1));
+  command
+      .add_option("--output-len", setup.prompts.output_tokens,
+                  "tokens of every answer (default: as recorded)")
+      ->check(number_from(1, kMostTokens));
+  command
+      .add_option("--max-output-len", setup.prompts.max_output_tokens,
+                  "tokens of an answer at most")
+      ->check(number_from(1, kMostTokens));
+  command
+      .add_option("--first-prompt-tokens", setup.prompts.first_prompt_tokens,
+                  "text: cut a session's first prompt")
+      ->check(number_from(1, kMostTokens));
+  command
+      .add_option("--turn-tokens", setup.prompts.turn_tokens, "text: cut what a later turn adds")
+      ->check(number_from(1, kMostTokens));
   command.add_flag("--own-replies", setup.prompts.own_replies,
                    "text: the model's own answer enters the next prompt, not the recorded one");
   command.add_option("--window", flags.window,
                      "what is counted: all, paper, or seconds BEGIN:END (default all)");
-  command.add_option("--max-seconds", flags.max_seconds, "cut a run after so long");
+  command.add_option("--max-seconds", flags.max_seconds, "cut a run after so long")
+      ->check(number_from(0, kLongest));
   command.add_option("--seed", setup.prompts.seed, "of prompt tokens and think times (default 1)");
 }
 

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <charconv>
 #include <chrono>
 #include <filesystem>
 #include <nlohmann/json.hpp>
@@ -9,13 +10,27 @@
 #include <ostream>
 
 #include "base/error.h"
+#include "cli/commands.h"
 #include "cli/interrupt.h"
 #include "report/page.h"
 #include "report/table.h"
+#include "text/chat_renderer.h"
 #include "text/tokenizer.h"
+#include "text/tokenizer_config.h"
 
 namespace vamp {
 namespace {
+
+template <typename Number>
+Number sweep_number(const std::string& key, const std::string& value, Number low, Number high) {
+  Number number{};
+  const char* end = value.data() + value.size();
+  const auto [stop, fault] = std::from_chars(value.data(), end, number);
+  if (fault != std::errc() || stop != end || !(number >= low && number <= high)) {
+    throw Error("--trace sweep: {}={} is not a number from {} to {}", key, value, low, high);
+  }
+  return number;
+}
 
 // "sweep:sessions=16,kv=0.85GiB,turns=12,output=128,first=0.4"
 SweepOptions parse_sweep(std::string_view text, size_t kv_bytes_per_token) {
@@ -29,23 +44,18 @@ SweepOptions parse_sweep(std::string_view text, size_t kv_bytes_per_token) {
     const size_t equals = std::min(part.find('='), part.size());
     const std::string key = part.substr(0, equals);
     const std::string value = equals < part.size() ? part.substr(equals + 1) : "";
-    try {
-      if (key == "sessions") {
-        sweep.sessions = std::stoi(value);
-      } else if (key == "turns") {
-        sweep.turns = std::stoi(value);
-      } else if (key == "output") {
-        sweep.output_tokens = std::stoi(value);
-      } else if (key == "first") {
-        sweep.first_share = std::stod(value);
-      } else if (key == "kv") {
-        sweep.kv_bytes_per_session = parse_bytes(value);
-      } else {
-        throw Error("--trace sweep: \"{}\" is unknown; use sessions, kv, turns, output, first",
-                    key);
-      }
-    } catch (const std::logic_error&) {  // of stoi and stod
-      throw Error("--trace sweep: {}={} is not a number", key, value);
+    if (key == "sessions") {
+      sweep.sessions = sweep_number(key, value, 1, 100'000);
+    } else if (key == "turns") {
+      sweep.turns = sweep_number(key, value, 2, 10'000);
+    } else if (key == "output") {
+      sweep.output_tokens = sweep_number(key, value, 1, 1 << 20);
+    } else if (key == "first") {
+      sweep.first_share = sweep_number(key, value, 0.0, 1.0);
+    } else if (key == "kv") {
+      sweep.kv_bytes_per_session = memory_flag("--trace sweep: kv", value);
+    } else {
+      throw Error("--trace sweep: \"{}\" is unknown; use sessions, kv, turns, output, first", key);
     }
   }
   if (sweep.kv_bytes_per_session == 0)
@@ -57,9 +67,29 @@ bool is_sweep(const std::string& trace) {
   return trace.starts_with("sweep:");
 }
 
-Trace load_trace(const ReplaySetup& setup, size_t kv_bytes_per_token) {
+// The markup of the model's own chat template; ChatML where it has none.
+std::shared_ptr<ChatMarkup> model_markup(const std::string& folder) {
+  const auto config = std::make_shared<TokenizerConfig>(load_tokenizer_config(folder));
+  const auto renderer = std::make_shared<ChatRenderer>();
+  return std::make_shared<ChatMarkup>([=](const std::vector<ChatMessage>& messages, bool generate) {
+    ChatPrompt prompt;
+    prompt.chat_template = choose_chat_template(*config, false);
+    prompt.messages = ChatJson::array();
+    for (const ChatMessage& message : messages) {
+      prompt.messages.push_back({{"role", message.role}, {"content", message.content}});
+    }
+    prompt.variables = special_token_variables(*config);
+    prompt.add_generation_prompt = generate;
+    return renderer->render(prompt);
+  });
+}
+
+Trace load_trace(const ReplaySetup& setup, size_t kv_bytes_per_token,
+                 const std::shared_ptr<ChatMarkup>& markup) {
+  TraceReadOptions options = setup.trace_read;
+  options.markup = markup;
   Trace trace = is_sweep(setup.trace) ? make_sweep(parse_sweep(setup.trace, kv_bytes_per_token))
-                                      : read_trace(setup.trace, setup.trace_read);
+                                      : read_trace(setup.trace, options);
   select_sessions(trace, setup.selection);
   if (setup.token_scale != 1) scale_tokens(trace, setup.token_scale);
   return trace;
@@ -205,8 +235,9 @@ bool run_replay(const ReplaySetup& setup, std::ostream& out, std::ostream& err) 
   for (const std::string& policy : setup.policies)
     policy_traits(policy);  // names are checked first
   const ModelConfig model = load_model_config(setup.machine.model);
-  const Trace trace =
-      load_trace(setup, kv_bytes_per_token(model, setup.machine.tensor_parallel, model.dtype));
+  const auto markup = model_markup(setup.machine.model);
+  const Trace trace = load_trace(
+      setup, kv_bytes_per_token(model, setup.machine.tensor_parallel, model.dtype), markup);
   std::optional<Tokenizer> tokenizer;
   PromptBuilder::Encode encode;
   if (trace.block_tokens == 0) {
@@ -219,6 +250,8 @@ bool run_replay(const ReplaySetup& setup, std::ostream& out, std::ostream& err) 
 
   InterruptWatch interrupt;
   ReportRecord report = make_report(setup, trace);
+  if (!markup->fallback().empty())
+    report.notes.push_back("messages are marked up in ChatML: " + markup->fallback());
   std::vector<ReplayResult> results;
   for (const std::string& policy : setup.policies) {
     results.push_back(run_policy(setup, policy, model, trace, prompts, interrupt, err));

@@ -1,6 +1,8 @@
 // `vamp replay` from the command line to its files, on the simulated executor.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <filesystem>
@@ -10,6 +12,7 @@
 
 #include "base/error.h"
 #include "cli/cli.h"
+#include "cli/interrupt.h"
 
 namespace vamp {
 namespace {
@@ -103,7 +106,81 @@ TEST_F(ReplayCommand, FaultsOfTheUserAreOneLineAndCode2) {
   fails({"--trace", trace_of(row), "--own-replies"}, "--token-scale");
   fails({"--trace", trace_of(row), "--drop-shortest", "1"}, "only 1 sessions");
   fails({"--trace", "sweep:sessions=x"}, "sessions=x is not a number");
+  fails({"--trace", "sweep:sessions=5x"}, "sessions=5x is not a number");
+  fails({"--trace", "sweep:sessions=1000000000,kv=1MiB"}, "from 1 to 100000");
+  fails({"--trace", "sweep:kv=1MiB,first=nan"}, "first=nan is not a number");
+  fails({"--trace", "sweep:kv=9000000TiB"}, "kv: '9000000TiB' is not a size");
+  fails({"--trace", "sweep:kv=800TiB"}, "too much");
+  fails({"--trace", trace_of(row), "--device-memory", "0"}, "--device-memory 0: expected more");
+  fails({"--trace", trace_of(row), "--kv-offloading-size", "1e9GiB"}, "--kv-offloading-size");
+  fails({"--trace", trace_of(row), "--kv-cache-memory-bytes", "-2GiB"}, "--kv-cache-memory-bytes");
   fails({"--trace", trace_of(row), "--output", "/dev/null/results"}, "--output");
+  for (const char* flag : {"--sessions",
+                           "--max-sessions",
+                           "--max-turns",
+                           "--drop-shortest",
+                           "--stagger",
+                           "--token-scale",
+                           "--think-scale",
+                           "--think-time",
+                           "--think-cap",
+                           "--think-jitter",
+                           "--output-len",
+                           "--max-output-len",
+                           "--first-prompt-tokens",
+                           "--turn-tokens",
+                           "--max-seconds",
+                           "--trace-block-size",
+                           "--kv-cache-tokens",
+                           "--max-offload-ratio",
+                           "--block-size",
+                           "--max-num-seqs",
+                           "--max-num-batched-tokens",
+                           "--max-model-len",
+                           "--threads",
+                           "--tensor-parallel-size",
+                           "--gpu-memory-utilization"}) {
+    for (const char* value : {"-1", "nan", "-inf", "1e400", "99999999999999999999", "many"}) {
+      fails({"--trace", trace_of(row), std::string(flag) + "=" + value}, flag);
+    }
+  }
+}
+
+// Ctrl-C is waiting when the first run begins: that run ends, no other begins, the report is there.
+TEST_F(ReplayCommand, CtrlCKeepsWhatWasMeasured) {
+  sigset_t interrupt;
+  sigemptyset(&interrupt);
+  sigaddset(&interrupt, SIGINT);
+  pthread_sigmask(SIG_BLOCK, &interrupt, nullptr);
+  raise(SIGINT);
+  const Outcome outcome = run({"--trace", "sweep:sessions=2,kv=1MiB"});
+  EXPECT_EQ(outcome.code, 130) << outcome.err;
+  ASSERT_EQ(results()["runs"].size(), 1u);
+  EXPECT_THAT(results()["runs"][0]["cut"].get<std::string>(), StartsWith("interrupted"));
+}
+
+TEST(InterruptWatch, ASecondCtrlCEndsTheProgram) {
+  const auto twice = [] {
+    InterruptWatch watch;
+    raise(SIGINT);
+    if (!watch.requested()) _exit(1);
+    raise(SIGINT);
+    _exit(0);
+  };
+  EXPECT_EXIT(twice(), testing::KilledBySignal(SIGINT), "");
+}
+
+// A file size limit stands for a full disk.
+TEST_F(ReplayCommand, AFullDiskIsOneLineAndLeavesNothing) {
+  rlimit before{};
+  getrlimit(RLIMIT_FSIZE, &before);
+  const rlimit small{4096, before.rlim_max};
+  setrlimit(RLIMIT_FSIZE, &small);
+  const Outcome outcome = run({"--trace", "sweep:sessions=2,kv=1MiB"});
+  setrlimit(RLIMIT_FSIZE, &before);
+  EXPECT_EQ(outcome.code, 2);
+  EXPECT_THAT(outcome.err, AllOf(HasSubstr("cannot write"), HasSubstr("--output")));
+  EXPECT_TRUE(std::filesystem::is_empty(folder_));
 }
 
 TEST_F(ReplayCommand, ARequestThatCanNeverFitIsCountedAndTheOthersGoOn) {
@@ -120,6 +197,8 @@ TEST_F(ReplayCommand, ARequestThatCanNeverFitIsCountedAndTheOthersGoOn) {
   ASSERT_EQ(outcome.code, 0) << outcome.err;
   EXPECT_EQ(results()["runs"][0]["turns"], 3);
   EXPECT_EQ(results()["runs"][0]["failed_turns"], 1);
+  ASSERT_EQ(run({"--trace", path, "--max-model-len", "1", "--policy", "static"}).code, 0);
+  EXPECT_EQ(results()["runs"][0]["failed_turns"], 3);
 }
 
 }  // namespace

@@ -15,6 +15,7 @@ namespace vamp {
 namespace {
 
 struct Reading {
+  ChatMarkup& markup;
   Trace trace;
   std::map<std::string, size_t> index;                  // session_id → session
   std::map<std::string, nlohmann::json> last_messages;  // session_id → of its last turn
@@ -37,24 +38,32 @@ std::string content_text(const TraceRow& row, const nlohmann::json& message) {
   return text;
 }
 
-// Messages [from, end) in ChatML, up to and with the header of the answer.
-TextPrompt render_messages(const TraceRow& row, const nlohmann::json& messages, size_t from) {
+std::string role_of(const TraceRow& row, const nlohmann::json& message) {
+  if (!message.is_object() || !message.contains("role") || !message["role"].is_string()) {
+    row.fail("each message must be an object with a role");
+  }
+  if (message["role"].get_ref<const std::string&>().empty()) row.fail("a role must not be empty");
+  return message["role"].get<std::string>();
+}
+
+// Messages [from, end), up to and with the header of the answer.
+TextPrompt render_messages(const TraceRow& row, const nlohmann::json& messages, size_t from,
+                           ChatMarkup& markup) {
   TextPrompt prompt;
   prompt.continues = from > 0;
   if (prompt.continues && messages[from - 1].value("role", "") == "assistant") {
     prompt.recorded_reply = content_text(row, messages[from - 1]);
   }
-  prompt.lead = prompt.continues ? "<|im_end|>\n" : "";
+  std::string previous = prompt.continues ? role_of(row, messages[from - 1]) : "";
   for (size_t m = from; m < messages.size(); ++m) {
-    const nlohmann::json& message = messages[m];
-    if (!message.is_object() || !message.contains("role") || !message["role"].is_string()) {
-      row.fail("each message must be an object with a role");
-    }
-    const std::string head = "<|im_start|>" + message["role"].get<std::string>() + "\n";
+    const std::string role = role_of(row, messages[m]);
+    const std::string& head =
+        previous.empty() ? markup.first(role) : markup.between(previous, role);
     (m == from ? prompt.lead : prompt.content) += head;
-    prompt.content += content_text(row, message) + (m + 1 < messages.size() ? "<|im_end|>\n" : "");
+    prompt.content += content_text(row, messages[m]);
+    previous = role;
   }
-  prompt.trail = "<|im_end|>\n<|im_start|>assistant\n";
+  prompt.trail = markup.answer(previous);
   return prompt;
 }
 
@@ -69,7 +78,7 @@ TextPrompt messages_prompt(const TraceRow& row, const std::string& id, Reading& 
       messages[last.size()].value("role", nlohmann::json()) == "assistant") {
     from = last.size() + 1;
   }
-  TextPrompt prompt = render_messages(row, messages, from);
+  TextPrompt prompt = render_messages(row, messages, from, reading.markup);
   reading.last_messages[id] = messages;
   return prompt;
 }
@@ -86,9 +95,7 @@ void read_prompt(const TraceRow& row, const std::string& id, bool first, Reading
   } else if (row.has("messages")) {
     turn.prompt = messages_prompt(row, id, reading);
   } else if (row.has("text_input")) {
-    ChatPiece piece = chat_user_piece(first, row.string("text_input"));
-    turn.prompt = TextPrompt{!first, "", std::move(piece.lead), std::move(piece.trail),
-                             std::move(piece.content)};
+    turn.prompt = user_prompt(reading.markup, first, row.string("text_input"));
   } else {
     row.fail("needs one of input_length with hash_ids, messages, or text_input");
   }
@@ -146,7 +153,7 @@ void check_block_tokens(const Reading& reading, int size) {
 }  // namespace
 
 Trace read_mooncake(const std::vector<TraceDocument>& documents, const TraceReadOptions& options) {
-  Reading reading;
+  Reading reading{*options.markup, {}, {}, {}, {}, {}, {}};
   for (const TraceDocument& document : documents) {
     for_each_line(document, [&](const nlohmann::json& json, std::string where) {
       const TraceRow row(json, std::move(where));

@@ -46,6 +46,7 @@ ReplayResult ReplayDriver::run(Engine& engine, Clock& clock, const MemoryLayout&
     }
     send_due_turns(engine);
     if (!engine.step()) {
+      if (due_.empty() && running_.empty()) break;  // the last turns were refused at the door
       Micros next = engine.next_wakeup();
       if (!due_.empty()) next = std::min(next, start_ + due_.top().time);
       VAMP_CHECK(next < std::numeric_limits<Micros>::infinity(),

@@ -7,9 +7,54 @@
 
 namespace vamp {
 
-// [{"id", "messages": [{"role", "content"}, ...]}, ...]: a turn for each assistant message, whose
-// prompt is all before it; trailing messages without an answer make one more turn.
-Trace read_vllm_multi_turn(const std::vector<TraceDocument>& documents) {
+namespace {
+
+TraceTurn text_turn(TextPrompt prompt, std::string output) {
+  TraceTurn turn;
+  turn.prompt.emplace<TextPrompt>(std::move(prompt));
+  turn.output_text = std::move(output);
+  return turn;
+}
+
+// A turn for each assistant message, whose prompt is all before it; trailing messages without an
+// answer make one more.
+std::vector<TraceTurn> conversation_turns(const TraceRow& row, ChatMarkup& markup) {
+  std::vector<TraceTurn> turns;
+  TextPrompt prompt;
+  bool open = false;     // the prompt has messages
+  std::string previous;  // role of the message before; empty: none
+  const nlohmann::json& messages = row.array("messages");
+  for (size_t m = 0; m < messages.size(); ++m) {
+    const TraceRow message(messages[m], fmt::format("{} message {}", row.where(), m + 1));
+    const std::string& role = message.string("role");
+    const std::string& content = message.string("content");
+    if (role.empty()) message.fail("a role must not be empty");
+    if (role == "assistant") {
+      if (!open) message.fail("an assistant's message must answer another role's");
+      prompt.trail = markup.answer(previous);
+      turns.push_back(text_turn(std::move(prompt), content));
+      prompt = TextPrompt{true, content, "", "", ""};
+    } else {
+      const std::string& head =
+          previous.empty() ? markup.first(role) : markup.between(previous, role);
+      (open ? prompt.content : prompt.lead) += head;
+      prompt.content += content;
+    }
+    open = role != "assistant";
+    previous = role;
+  }
+  if (open) {
+    prompt.trail = markup.answer(previous);
+    turns.push_back(text_turn(std::move(prompt), ""));
+  }
+  return turns;
+}
+
+}  // namespace
+
+// [{"id", "messages": [{"role", "content"}, ...]}, ...]
+Trace read_vllm_multi_turn(const std::vector<TraceDocument>& documents,
+                           const TraceReadOptions& options) {
   Trace trace;
   for (const TraceDocument& document : documents) {
     const nlohmann::json json = parse_json(document.text, document.name, 1);
@@ -17,42 +62,11 @@ Trace read_vllm_multi_turn(const std::vector<TraceDocument>& documents) {
       throw Error("trace {} line 1: must be a JSON array of conversations", document.name);
     for (size_t c = 0; c < json.size(); ++c) {
       const TraceRow row(json[c], fmt::format("trace {} conversation {}", document.name, c + 1));
-      TraceSession session{row.has("id") && json[c]["id"].is_string()
-                               ? row.string("id")
-                               : fmt::format("conversation-{}", c + 1),
-                           {}};
-      TextPrompt prompt;
-      bool open = false;  // the prompt has messages
-      for (const nlohmann::json& value : row.array("messages")) {
-        const TraceRow message(value, row.where() + " message");
-        const std::string& role = message.string("role");
-        const std::string& content = message.string("content");
-        if (role == "assistant") {
-          if (!open) message.fail("an assistant's message must answer another role's");
-          TraceTurn turn;
-          prompt.trail = "<|im_end|>\n<|im_start|>assistant\n";
-          turn.prompt = std::move(prompt);
-          turn.output_text = content;
-          session.turns.push_back(std::move(turn));
-          prompt = TextPrompt{true, content, "<|im_end|>\n", "", ""};
-          open = false;
-          continue;
-        }
-        const std::string head = "<|im_start|>" + role + "\n";
-        if (open) {
-          prompt.content += "<|im_end|>\n" + head + content;
-        } else {
-          prompt.lead += head;
-          prompt.content = content;
-        }
-        open = true;
-      }
-      if (open) {
-        prompt.trail = "<|im_end|>\n<|im_start|>assistant\n";
-        TraceTurn turn;
-        turn.prompt = std::move(prompt);
-        session.turns.push_back(std::move(turn));
-      }
+      TraceSession session;
+      session.name = row.has("id") && json[c]["id"].is_string()
+                         ? row.string("id")
+                         : fmt::format("conversation-{}", c + 1);
+      session.turns = conversation_turns(row, *options.markup);
       if (session.turns.empty()) row.fail("holds no message to answer");
       trace.sessions.push_back(std::move(session));
     }
@@ -70,7 +84,8 @@ struct LmcacheRow {
 using RowsByTime = std::multimap<Micros, LmcacheRow>;
 
 // The cumulative inputs of a session, in time order, as what each adds.
-TraceSession lmcache_session(const std::string& id, RowsByTime by_time, Micros start, bool chat) {
+TraceSession lmcache_session(const std::string& id, RowsByTime by_time, Micros start,
+                             const TraceReadOptions& options) {
   std::vector<LmcacheRow> rows;
   for (auto& [time, row] : by_time) rows.push_back(std::move(row));
   TraceSession session{id, {}};
@@ -88,14 +103,12 @@ TraceSession lmcache_session(const std::string& id, RowsByTime by_time, Micros s
       }
     }
     prompt.content = added;
-    if (chat) {
-      ChatPiece piece = chat_user_piece(!prompt.continues, std::move(prompt.content));
-      prompt.lead = std::move(piece.lead);
-      prompt.content = std::move(piece.content);
-      prompt.trail = std::move(piece.trail);
+    if (options.chat) {
+      std::string reply = std::move(prompt.recorded_reply);
+      prompt = user_prompt(*options.markup, !prompt.continues, std::move(prompt.content));
+      prompt.recorded_reply = std::move(reply);
     }
-    TraceTurn turn;
-    turn.prompt = std::move(prompt);
+    TraceTurn turn = text_turn(std::move(prompt), "");
     turn.think = r == 0 ? 0 : rows[r].time - rows[r - 1].time;
     turn.not_before = rows[r].time - start;
     session.turns.push_back(std::move(turn));
@@ -124,7 +137,7 @@ Trace read_lmcache(const std::vector<TraceDocument>& documents, const TraceReadO
   }
   Trace trace;
   for (const std::string& id : order) {
-    trace.sessions.push_back(lmcache_session(id, std::move(rows[id]), start, options.chat));
+    trace.sessions.push_back(lmcache_session(id, std::move(rows[id]), start, options));
   }
   return trace;
 }

@@ -76,7 +76,7 @@ Trace parse_trace(const std::vector<TraceDocument>& documents, const TraceReadOp
       trace = read_weka(documents, options);
       break;
     case TraceFormat::kVllmMultiTurn:
-      trace = read_vllm_multi_turn(documents);
+      trace = read_vllm_multi_turn(documents, options);
       break;
     case TraceFormat::kLmcache:
       trace = read_lmcache(documents, options);
@@ -158,7 +158,15 @@ void scale_tokens(Trace& trace, double scale) {
 
 Trace make_sweep(const SweepOptions& options) {
   VAMP_CHECK(options.kv_bytes_per_token > 0);
-  const int end = static_cast<int>(options.kv_bytes_per_session / options.kv_bytes_per_token);
+  const size_t tokens = options.kv_bytes_per_session / options.kv_bytes_per_token;
+  const double total_blocks = static_cast<double>(tokens) / 16 * options.turns * options.sessions;
+  if (tokens > kMaxTraceTokens || total_blocks > 1e9) {
+    throw Error(
+        "sweep: {} sessions of {} turns up to {} tokens are too much; use fewer KV bytes a "
+        "session",
+        options.sessions, options.turns, tokens);
+  }
+  const int end = static_cast<int>(tokens);
   const int first = static_cast<int>(end * options.first_share);
   const int last = end - options.output_tokens;  // prompt of the last turn
   if (options.sessions < 1 || options.turns < 2 || first < 1 || last <= first) {

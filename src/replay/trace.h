@@ -10,6 +10,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -17,6 +18,7 @@
 #include <vector>
 
 #include "base/units.h"
+#include "replay/chat_markup.h"
 #include "replay/trace_source.h"
 
 namespace vamp {
@@ -72,6 +74,8 @@ struct TraceReadOptions {
   std::optional<TraceFormat> format;  // default: told from the content
   int block_tokens = 0;               // tokens of a block id; 0: inferred from the lengths
   bool chat = false;                  // LMCache: wrap each piece of text as a user's chat message
+  // What stands around messages; default: ChatML.
+  std::shared_ptr<ChatMarkup> markup = std::make_shared<ChatMarkup>();
 };
 
 // Throws Error naming the file, the line and the fault. Never allocates more than a small multiple

@@ -75,21 +75,51 @@ Micros TraceRow::time(const char* field, Micros unit) const {
   return number(field, 0, 1e15 / unit * 10) * unit;
 }
 
-nlohmann::json parse_json(std::string_view text, const std::string& document, int first_line) {
-  try {
-    return nlohmann::json::parse(text);
-  } catch (const nlohmann::json::parse_error& fault) {
-    const size_t byte = std::min(fault.byte == 0 ? 0 : fault.byte - 1, text.size());
-    const auto newlines =
-        std::count(text.begin(), text.begin() + static_cast<ptrdiff_t>(byte), '\n');
-    const size_t line_begin = text.substr(0, byte).rfind('\n');
-    const size_t column = line_begin == std::string_view::npos ? byte + 1 : byte - line_begin;
-    throw Error("trace {} line {}: not valid JSON at column {}; is the file complete?", document,
-                first_line + newlines, column);
-  } catch (const nlohmann::json::out_of_range&) {
-    throw Error("trace {} line {}: holds a number that is too large for any field", document,
-                first_line);
+namespace {
+
+// Reads JSON for nothing but the place of its first fault.
+class FaultFinder : public nlohmann::json_sax<nlohmann::json> {
+ public:
+  bool null() override { return true; }
+  bool boolean(bool) override { return true; }
+  bool number_integer(number_integer_t) override { return true; }
+  bool number_unsigned(number_unsigned_t) override { return true; }
+  bool number_float(number_float_t, const string_t&) override { return true; }
+  bool string(string_t&) override { return true; }
+  bool binary(binary_t&) override { return true; }
+  bool start_object(size_t) override { return true; }
+  bool key(string_t&) override { return true; }
+  bool end_object() override { return true; }
+  bool start_array(size_t) override { return true; }
+  bool end_array() override { return true; }
+  bool parse_error(size_t position, const std::string&,
+                   const nlohmann::json::exception& fault) override {
+    read = position;
+    overflow = dynamic_cast<const nlohmann::json::out_of_range*>(&fault) != nullptr;
+    return false;
   }
+
+  size_t read = 0;  // bytes up to and with the faulty one; a number's fault is seen behind its end
+  bool overflow = false;
+};
+
+}  // namespace
+
+nlohmann::json parse_json(std::string_view text, const std::string& document, int first_line) {
+  nlohmann::json json = nlohmann::json::parse(text, nullptr, false);
+  if (!json.is_discarded()) return json;
+  FaultFinder fault;
+  nlohmann::json::sax_parse(text, &fault);
+  const size_t byte = std::min(fault.read == 0 ? 0 : fault.read - 1, text.size());
+  const auto newlines = std::count(text.begin(), text.begin() + static_cast<ptrdiff_t>(byte), '\n');
+  const auto line = first_line + newlines;
+  if (fault.overflow) {
+    throw Error("trace {} line {}: holds a number that is too large for any field", document, line);
+  }
+  const size_t line_begin = text.substr(0, byte).rfind('\n');
+  const size_t column = line_begin == std::string_view::npos ? byte + 1 : byte - line_begin;
+  throw Error("trace {} line {}: not valid JSON at column {}; is the file complete?", document,
+              line, column);
 }
 
 uint64_t own_block_key(uint64_t a, uint64_t b) {
@@ -99,9 +129,13 @@ uint64_t own_block_key(uint64_t a, uint64_t b) {
   return (z ^ (z >> 31)) | uint64_t{1} << 63;
 }
 
-ChatPiece chat_user_piece(bool first, std::string content) {
-  return {first ? "<|im_start|>user\n" : "<|im_end|>\n<|im_start|>user\n", std::move(content),
-          "<|im_end|>\n<|im_start|>assistant\n"};
+TextPrompt user_prompt(ChatMarkup& markup, bool first, std::string content) {
+  TextPrompt prompt;
+  prompt.continues = !first;
+  prompt.lead = first ? markup.first("user") : markup.between("assistant", "user");
+  prompt.trail = markup.answer("user");
+  prompt.content = std::move(content);
+  return prompt;
 }
 
 }  // namespace vamp

@@ -57,17 +57,14 @@ void for_each_line(const TraceDocument& document, Row row) {
   }
 }
 
-// A piece of chat in the ChatML form that most open models use; for a model with another template
-// the text is as good a load, and the same for every engine that is compared.
-struct ChatPiece {
-  std::string lead, content, trail;
-};
-ChatPiece chat_user_piece(bool first, std::string content);
+// A user's message that opens a conversation or follows an answer.
+TextPrompt user_prompt(ChatMarkup& markup, bool first, std::string content);
 
 // Readers, one for each format.
 Trace read_mooncake(const std::vector<TraceDocument>& documents, const TraceReadOptions& options);
 Trace read_weka(const std::vector<TraceDocument>& documents, const TraceReadOptions& options);
-Trace read_vllm_multi_turn(const std::vector<TraceDocument>& documents);
+Trace read_vllm_multi_turn(const std::vector<TraceDocument>& documents,
+                           const TraceReadOptions& options);
 Trace read_lmcache(const std::vector<TraceDocument>& documents, const TraceReadOptions& options);
 
 // Covers the tokens behind the last whole block with one more key: the one that the session's next

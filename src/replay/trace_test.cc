@@ -110,6 +110,8 @@ TEST(MooncakeTrace, FaultsNameFileLineAndField) {
               AllOf(HasSubstr("line 2"), HasSubstr("cannot be mixed")));
   EXPECT_THAT(fault_of("{\"input_length\":5,\"hash_ids\":[]}\n{\"delay\":1e9999}"),
               AllOf(HasSubstr("line 2"), HasSubstr("too large")));
+  EXPECT_THAT(fault_of("[{\"id\": \"a\",\n \"messages\": [],\n \"at\": 1e9999}]"),
+              AllOf(HasSubstr("line 3"), HasSubstr("too large")));
   EXPECT_THAT(fault_of("{\"a\":1}"), HasSubstr("--trace-format"));
   EXPECT_THAT(fault_of("  \n"), HasSubstr("is empty"));
 }
@@ -231,6 +233,52 @@ TEST(CommittedTraces, Figures) {
   const Trace text = read_trace(folder + "lmcache_miniswe.jsonl.gz");
   EXPECT_EQ(text.format, TraceFormat::kLmcache);
   EXPECT_GE(text.sessions.size(), 8u);
+}
+
+// A template: "<bos>[role]content</s>", which refuses tools.
+std::string bracketed(const std::vector<ChatMessage>& messages, bool generate) {
+  std::string text = "<bos>";
+  for (const ChatMessage& message : messages) {
+    if (message.role == "tool") throw Error("no tools here");
+    text += "[" + message.role + "]" + message.content + "</s>";
+  }
+  return text + (generate ? "[assistant]" : "");
+}
+
+TEST(ChatMarkup, IsWhatTheTemplateWritesAroundMessages) {
+  int asked = 0;
+  ChatMarkup markup([&asked](const std::vector<ChatMessage>& messages, bool generate) {
+    ++asked;
+    return bracketed(messages, generate);
+  });
+  EXPECT_EQ(markup.first("user"), "<bos>[user]");
+  EXPECT_EQ(markup.between("assistant", "user"), "</s>[user]");
+  EXPECT_EQ(markup.answer("user"), "</s>[assistant]");
+  EXPECT_EQ(markup.first("user"), "<bos>[user]");
+  EXPECT_EQ(asked, 3);
+  EXPECT_EQ(markup.fallback(), "");
+  EXPECT_EQ(markup.between("user", "tool"), "<|im_end|>\n<|im_start|>tool\n");
+  EXPECT_EQ(markup.fallback(), "no tools here");
+}
+
+TEST(ChatMarkup, MessagesOutOfPlaceFallBackToChatMl) {
+  ChatMarkup silent([](const std::vector<ChatMessage>&, bool) { return std::string("hello"); });
+  EXPECT_EQ(silent.first("user"), "<|im_start|>user\n");
+  EXPECT_THAT(silent.fallback(), HasSubstr("leaves out a message of role user"));
+}
+
+TEST(ChatMarkup, PromptsOfATraceAreInIt) {
+  TraceReadOptions options;
+  options.chat = true;
+  options.markup = std::make_shared<ChatMarkup>(bracketed);
+  const std::string rows =
+      "{\"timestamp\":1,\"input\":\"a\",\"output\":\"b\",\"session_id\":\"s\"}\n"
+      "{\"timestamp\":2,\"input\":\"abc\",\"output\":\"d\",\"session_id\":\"s\"}\n";
+  const Trace trace = parse_trace({{"t", rows}}, options);
+  EXPECT_EQ(text_of(trace, 0, 0).lead, "<bos>[user]");
+  EXPECT_EQ(text_of(trace, 0, 1).lead, "</s>[user]");
+  EXPECT_EQ(text_of(trace, 0, 1).recorded_reply, "b");
+  EXPECT_EQ(text_of(trace, 0, 1).trail, "</s>[assistant]");
 }
 
 }  // namespace
