@@ -5,11 +5,12 @@ BUILD_JOBS ?= $(shell nproc)
 # Libraries with threads of their own.
 THREADED := kernels memory exec engine server
 
-.PHONY: help deps release golden test test-release test-asan test-tsan test-fuzz test-gpu demo bench-host bench-cpu bench-server clean
+.PHONY: help deps release golden test test-release test-asan test-tsan test-fuzz test-cuda-build test-gpu soak demo bench-host bench-cpu bench-server clean
 
 help:
 	@echo "make demo   agents' sessions through a real MoE under too little memory: static, paper, ours"
 	@echo "make test   release, ASan+UBSan, TSan, fuzzers; ends with ctest's count"
+	@echo "make soak   random runs and fuzzers with new seeds, SOAK_MINUTES=30"
 
 # Debian packages, from scripts/debian-packages.txt. Silent and quick when nothing is missing.
 deps:
@@ -43,6 +44,16 @@ test-gpu: deps
 
 test-fuzz: deps
 	@scripts/run-fuzzers.sh 20
+
+# The CUDA code compiles, with or without a GPU. Not part of `make test`.
+test-cuda-build: deps
+	@command -v nvcc >/dev/null || { echo "no nvcc on PATH: the CUDA code is not built"; exit 0; }; \
+	  scripts/cuda-headers.sh; scripts/build.sh cuda vamp_kernels_cuda_test vamp_memory_cuda_test
+
+# Random runs with new seeds, for as long as you like: make soak SOAK_MINUTES=120
+SOAK_MINUTES ?= 30
+soak: deps
+	@scripts/soak.sh $(SOAK_MINUTES)
 
 # The golden checkpoints of tests/golden, made anew with pinned transformers (5 GB of packages).
 golden: deps
