@@ -15,6 +15,9 @@ def main() -> None:
     if missing:
         sys.exit(f"no run of {', '.join(missing)}: the demo was interrupted")
     static, paper, priced, nohost = (runs[p] for p in ("static", "paper", "priced", "priced-nohost"))
+    for run in runs.values():
+        if run["prefix_hit_rate_warm"] is None or run["tpot_s"]["mean"] is None:
+            sys.exit(f"{run['policy']} was cut before a second turn: was this machine busy with something else?")
     faults = 0
 
     def check(fine: bool, text: str) -> None:
