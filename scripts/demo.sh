@@ -14,8 +14,9 @@ if [ ! -f $model/done ]; then
   touch $model/done
 fi
 
-# 8 sessions of 12 turns that share no prefix but the chat template's system message. At their end they hold 11,600 tokens of KV, the pool 4,800:
-# past the cliff, unless the pool grows or keeps some of it in host memory. All first prompts fit.
+# 8 sessions of 12 turns that share no prefix but the chat template's system message. At their end they
+# hold 11,600 tokens of KV, the pool 4,800: past the cliff, unless the pool grows or keeps some of it in
+# host memory. All first prompts fit.
 echo "replaying 8 agents' sessions of 12 turns, think time 2 s ± 20%, under each of four policies"
 build/release/vamp replay $model \
   --trace traces/lmcache_miniswe.jsonl.gz --chat --own-replies \
