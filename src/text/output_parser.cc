@@ -64,6 +64,8 @@ class ContentParser final : public OutputParser {
 };
 
 std::unique_ptr<OutputParser> make_tool_parser(const OutputParserOptions& options) {
+  if (!options.named_tool.empty()) return make_named_call_parser(options);
+  if (options.call_list) return make_call_list_parser(options);
   if (options.tool_call_parser.empty()) return make_content_parser();
   const auto format = find_format(kTools, options.tool_call_parser);
   if (format == kTools.end()) {
@@ -80,9 +82,7 @@ std::unique_ptr<OutputParser> make_content_parser() {
 }
 
 std::unique_ptr<OutputParser> make_output_parser(const OutputParserOptions& options) {
-  if (options.reasoning_parser == kHarmony || options.tool_call_parser == kHarmonyTools) {
-    return make_harmony_parser(options);
-  }
+  if (writes_channels(options)) return make_harmony_parser(options);
   auto tools = make_tool_parser(options);
   if (options.reasoning_parser.empty()) return tools;
   const auto format = find_format(kReasoning, options.reasoning_parser);
@@ -95,12 +95,22 @@ std::unique_ptr<OutputParser> make_output_parser(const OutputParserOptions& opti
 }
 
 bool needs_special_tokens(const OutputParserOptions& options) {
-  if (options.reasoning_parser == kHarmony || options.tool_call_parser == kHarmonyTools)
-    return true;
+  if (writes_channels(options)) return true;
   const auto tools = find_format(kTools, options.tool_call_parser);
   const auto reasoning = find_format(kReasoning, options.reasoning_parser);
   return (tools != kTools.end() && tools->special_tokens) ||
          (reasoning != kReasoning.end() && reasoning->special_tokens);
+}
+
+std::optional<ReasoningMarkers> reasoning_markers(const OutputParserOptions& options) {
+  const auto format = find_format(kReasoning, options.reasoning_parser);
+  if (format == kReasoning.end() || writes_channels(options)) return std::nullopt;
+  return ReasoningMarkers{format->begin, format->end,
+                          format->always_open || options.prompt_opens_reasoning};
+}
+
+bool writes_channels(const OutputParserOptions& options) {
+  return options.reasoning_parser == kHarmony || options.tool_call_parser == kHarmonyTools;
 }
 
 bool prompt_opens_reasoning(std::string_view prompt, const std::string& reasoning_parser) {

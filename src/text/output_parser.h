@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -29,6 +30,10 @@ struct MessageDelta {
 struct OutputParserOptions {
   std::string reasoning_parser = {};  // --reasoning-parser; empty: text is never taken as reasoning
   std::string tool_call_parser = {};  // --tool-call-parser; empty: nor as a tool call
+  // In place of tool_call_parser, where a constraint makes the output a call: the whole text is the
+  // arguments of this tool, or it is a JSON list of {"name": …, "parameters": …}.
+  std::string named_tool = {};
+  bool call_list = false;
   // The prompt ends within the reasoning, because the chat template has opened it.
   bool prompt_opens_reasoning = false;
   nlohmann::ordered_json tools =
@@ -53,6 +58,17 @@ std::unique_ptr<OutputParser> make_output_parser(const OutputParserOptions& opti
 
 // True when the parsers read special tokens, so that the Detokenizer must keep them.
 bool needs_special_tokens(const OutputParserOptions& options);
+
+// What encloses the reasoning, for parsers that look for two markers.
+struct ReasoningMarkers {
+  std::string begin, end;
+  bool open = false;  // the output begins within the reasoning
+};
+// Nothing where the options have no such parser.
+std::optional<ReasoningMarkers> reasoning_markers(const OutputParserOptions& options);
+
+// True for gpt-oss' format, whose channels hold reasoning, content and calls.
+bool writes_channels(const OutputParserOptions& options);
 
 // True when the prompt's text ends within reasoning that it has opened itself.
 bool prompt_opens_reasoning(std::string_view prompt, const std::string& reasoning_parser);

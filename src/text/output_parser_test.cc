@@ -309,6 +309,42 @@ TEST(OutputParser, SpecialTokensAreKeptWhereTheyAreMarkers) {
   EXPECT_FALSE(needs_special_tokens({}));
 }
 
+TEST(OutputParser, AConstrainedCallIsTheWholeOutput) {
+  const OutputParserOptions named{.named_tool = "f"};
+  EXPECT_EQ(parse_all_ways(named, "{\"a\": [1, {}]}"),
+            (Message{"", "", {{"f", "{\"a\": [1, {}]}"}}}));
+  EXPECT_EQ(parse_all_ways(named, ""), (Message{}));
+  const OutputParserOptions list{.call_list = true};
+  EXPECT_EQ(parse_all_ways(list,
+                           " [ {\"name\": \"f\", \"parameters\": {\"a\": \"]}\"}} ,\n"
+                           "{\"name\":\"g\",\"parameters\":{}}]\n"),
+            (Message{"", "", {{"f", "{\"a\": \"]}\"}"}, {"g", "{}"}}}));
+  EXPECT_EQ(parse_all_ways({.reasoning_parser = "qwen3", .call_list = true},
+                           "<think>[</think>[{\"name\": \"f\", \"parameters\": {}}]"),
+            (Message{"[", "", {{"f", "{}"}}}));
+}
+
+TEST(OutputParser, AConstrainedCallMayBeCutShortOrNone) {
+  const OutputParserOptions list{.call_list = true};
+  EXPECT_EQ(parse_all_ways(list, "[{\"name\": \"f\", \"parameters\": {\"a\": [1"),
+            (Message{"", "", {{"f", "{\"a\": [1"}}}));
+  for (const std::string text : {"[{\"na", " [", "so [{", "[3]", "[{\"x\": 1}]"})
+    EXPECT_EQ(parse_all_ways(list, text), (Message{"", text, {}}));
+  EXPECT_EQ(parse_all_ways(list, "[{\"name\": \"f\", \"parameters\": {}}] and more"),
+            (Message{"", "and more", {{"f", "{}"}}}));
+}
+
+TEST(OutputParser, ReasoningMarkersAreTold) {
+  EXPECT_EQ(reasoning_markers(reasoning("qwen3"))->end, "</think>");
+  EXPECT_FALSE(reasoning_markers(reasoning("qwen3"))->open);
+  EXPECT_TRUE(reasoning_markers(reasoning("qwen3", /*open=*/true))->open);
+  EXPECT_TRUE(reasoning_markers(reasoning("deepseek_r1"))->open);
+  EXPECT_FALSE(reasoning_markers({}));
+  EXPECT_FALSE(reasoning_markers(reasoning("openai_gptoss")));
+  EXPECT_TRUE(writes_channels(tools("openai")));
+  EXPECT_FALSE(writes_channels(reasoning("qwen3")));
+}
+
 // Whatever the model writes: no crash, no endless loop, and the same however it is cut.
 TEST(OutputParser, SurvivesAnything) {
   const std::vector<std::string> words = {"<tool_call>",
@@ -356,6 +392,7 @@ TEST(OutputParser, SurvivesAnything) {
     for (int round = 0; round < 150; ++round) {
       OutputParserOptions options = tools(name);
       if (random.chance(0.5)) options.reasoning_parser = "qwen3";
+      options.call_list = random.chance(0.1);
       std::string text;
       const int64_t count = random.between(1, 15);
       for (int64_t i = 0; i < count; ++i) text += words[random.below(words.size())];

@@ -22,6 +22,11 @@ std::unique_ptr<OutputParser> make_qwen3_xml_parser(const OutputParserOptions& o
 // gpt-oss: channels and recipients; reasoning, content and calls in one.
 std::unique_ptr<OutputParser> make_harmony_parser(const OutputParserOptions& options);
 
+// The whole output is the arguments of the tool named by `options`.
+std::unique_ptr<OutputParser> make_named_call_parser(const OutputParserOptions& options);
+// [{"name": …, "parameters": …}, …] as the whole output.
+std::unique_ptr<OutputParser> make_call_list_parser(const OutputParserOptions& options);
+
 // Reasoning between two markers; what follows goes to `rest`. With `open`, the output begins within
 // the reasoning.
 std::unique_ptr<OutputParser> make_think_parser(std::string begin, std::string end, bool open,
