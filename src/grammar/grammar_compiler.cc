@@ -190,7 +190,9 @@ struct GrammarCompiler::Impl {
   }
   xgrammar::CompiledGrammar operator()(const JsonSchemaConstraint& constraint) {
     check_size(constraint.schema.size(), "JSON schema");
-    check_json_schema(parse_schema(constraint.schema), {.max_repetition = limits.max_repetition});
+    check_json_schema(parse_schema(constraint.schema), {.depth = limits.schema_depth,
+                                                        .nodes = limits.schema_nodes,
+                                                        .max_repetition = limits.max_repetition});
     // Objects take what additionalProperties says and, where it says nothing, nothing more.
     return compile_schema(constraint.schema);
   }

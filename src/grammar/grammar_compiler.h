@@ -14,6 +14,8 @@ namespace vamp {
 struct GrammarLimits {
   size_t source_bytes = 256 * kKiB;  // of a schema, pattern or grammar
   int max_repetition = 10000;        // bounds like {0,n}, minLength, maxItems
+  int schema_depth = 64;             // nesting of a JSON schema
+  size_t schema_nodes = 10000;       // its objects, arrays and values together
   size_t cache_bytes = 256 * kMiB;   // of compiled grammars kept for the next request
 };
 

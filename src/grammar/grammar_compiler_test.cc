@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "base/random.h"
+#include "grammar/reasoning_grammar.h"
 
 namespace vamp {
 namespace {
@@ -191,6 +192,56 @@ TEST_F(GrammarTest, MalformedAndHostileInputIsRefused) {
   EXPECT_THAT(error(RegexConstraint{"(a"}), testing::Not("accepted"));
   EXPECT_THAT(error(EbnfConstraint{"root ::= other"}), testing::Not("accepted"));
   EXPECT_THAT(error(ChoiceConstraint{}), HasSubstr("empty"));
+}
+
+TEST_F(GrammarTest, HoldsBehindTheReasoningOnly) {
+  const TokenId begin = *tokenizer_.id_of("<think>"), end = *tokenizer_.id_of("<right>");
+  const TokenId a = tokenizer_.encode("a", false).front(),
+                b = tokenizer_.encode("b", false).front();
+  const auto answer = compile(ChoiceConstraint{{"ab"}});
+  const auto expect_answer = [&](TokenMatcher& matcher) {
+    for (const TokenId token : {a, b}) {
+      matcher.fill(mask_);
+      EXPECT_TRUE(allowed(token));
+      EXPECT_FALSE(allowed(begin));
+      EXPECT_FALSE(allowed(end));
+      EXPECT_FALSE(matcher.accept(end));
+      EXPECT_TRUE(matcher.accept(token));
+    }
+    matcher.fill(mask_);
+    EXPECT_TRUE(allowed(end_));
+    EXPECT_FALSE(allowed(a));
+  };
+  // The prompt has opened it.
+  auto matcher = after_reasoning(answer, {begin, end, /*open=*/true})->start({});
+  for (const TokenId token : {b, begin, b, end}) {
+    matcher->fill(mask_);
+    EXPECT_TRUE(allowed(token));
+    EXPECT_TRUE(matcher->accept(token));
+  }
+  expect_answer(*matcher);
+  // The output may open it, as its first token.
+  const auto either = after_reasoning(answer, {begin, end, /*open=*/false});
+  matcher = either->start({});
+  matcher->fill(mask_);
+  EXPECT_TRUE(allowed(a));
+  EXPECT_FALSE(allowed(b));
+  EXPECT_TRUE(allowed(begin));
+  EXPECT_FALSE(matcher->accept(b));
+  EXPECT_TRUE(matcher->accept(begin));
+  EXPECT_TRUE(matcher->accept(b));
+  EXPECT_TRUE(matcher->accept(end));
+  expect_answer(*matcher);
+  matcher = either->start({});
+  EXPECT_TRUE(matcher->accept(a));
+  matcher->fill(mask_);
+  EXPECT_TRUE(allowed(b));
+  EXPECT_FALSE(allowed(begin));
+  // Or nothing can.
+  matcher = after_reasoning(answer, {std::nullopt, end, /*open=*/false})->start({});
+  matcher->fill(mask_);
+  EXPECT_FALSE(allowed(begin));
+  EXPECT_FALSE(matcher->accept(begin));
 }
 
 TEST_F(GrammarTest, ThreadsShareACompiler) {
