@@ -54,12 +54,32 @@ Micros SimExecutor::move_boundary(const StepPlan& plan) {
   return latency_.boundary_move(moved, restored);
 }
 
+// One of the tokens that the grammar allows; any where it allows none.
+TokenId SimExecutor::constrained_token(TokenMatcher& matcher, uint64_t hash) const {
+  std::vector<uint32_t> allowed((static_cast<size_t>(vocab_size_) + 31) / 32);
+  matcher.fill(allowed);
+  std::vector<TokenId> tokens;
+  for (TokenId token = 0; token < vocab_size_; ++token) {
+    if ((allowed[static_cast<size_t>(token) / 32] >> (token % 32) & 1) != 0)
+      tokens.push_back(token);
+  }
+  if (tokens.empty()) return static_cast<TokenId>(hash % static_cast<uint64_t>(vocab_size_));
+  const TokenId token = tokens[hash % tokens.size()];
+  matcher.accept(token);
+  return token;
+}
+
 StepShape SimExecutor::take_batch(const StepPlan& plan, StepResult& result) {
   for (const StartRequest& start : plan.start) {
     VAMP_CHECK(!rows_.contains(start.slot), "slot {} is taken", start.slot);
     const size_t prompt = static_cast<size_t>(start.prompt_tokens) * sizeof(TokenId);
-    rows_[start.slot] = {XXH3_64bits_withSeed(start.tokens.data(), prompt, start.sampling.seed),
-                         static_cast<int>(start.tokens.size())};
+    Row& row = rows_[start.slot];
+    row.prompt_hash = XXH3_64bits_withSeed(start.tokens.data(), prompt, start.sampling.seed);
+    row.tokens = static_cast<int>(start.tokens.size());
+    if (!start.sampling.grammar) continue;
+    row.matcher = start.sampling.grammar->start(start.sampling.stop_token_ids);
+    for (auto i = static_cast<size_t>(start.prompt_tokens); i < start.tokens.size(); ++i)
+      row.matcher->accept(start.tokens[i]);
   }
   StepShape shape;
   shape.sequences = static_cast<int>(plan.batch.size());
@@ -83,7 +103,8 @@ StepShape SimExecutor::take_batch(const StepPlan& plan, StepResult& result) {
     const uint64_t hash = Random(row.prompt_hash + static_cast<uint64_t>(end)).next();
     SampledToken sampled;
     sampled.slot = entry.slot;
-    sampled.token = static_cast<TokenId>(hash % static_cast<uint64_t>(vocab_size_));
+    sampled.token = row.matcher ? constrained_token(*row.matcher, hash)
+                                : static_cast<TokenId>(hash % static_cast<uint64_t>(vocab_size_));
     result.tokens.push_back(std::move(sampled));
     row.tokens = end + 1;
   }

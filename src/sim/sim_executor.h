@@ -4,6 +4,7 @@
 #pragma once
 
 #include <deque>
+#include <memory>
 #include <unordered_map>
 #include <vector>
 
@@ -40,7 +41,8 @@ class SimExecutor final : public Executor {
  private:
   struct Row {  // a running request
     uint64_t prompt_hash = 0;
-    int tokens = 0;  // known
+    int tokens = 0;                         // known
+    std::unique_ptr<TokenMatcher> matcher;  // of a request with a grammar
   };
   // Copies in one direction, first come first served.
   struct Link {
@@ -51,6 +53,7 @@ class SimExecutor final : public Executor {
     Micros per_block = 0;
   };
 
+  TokenId constrained_token(TokenMatcher& matcher, uint64_t hash) const;
   StepShape take_batch(const StepPlan& plan, StepResult& result);
   Micros move_boundary(const StepPlan& plan);
   // Lets the link work from `from` to `to`, of which `taken` us are spent on staging.

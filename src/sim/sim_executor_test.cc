@@ -62,6 +62,43 @@ TEST_F(SimExecutorTest, TwoPlansInFlightRunOneAfterTheOther) {
   EXPECT_EQ(second.tokens.size(), 1u);
 }
 
+// Allows one token after the other, from 30 on.
+class CountingGrammar final : public TokenGrammar {
+ public:
+  std::unique_ptr<TokenMatcher> start(std::span<const TokenId>) const override {
+    return std::make_unique<Matcher>();
+  }
+
+ private:
+  struct Matcher final : TokenMatcher {
+    void fill(std::span<uint32_t> allowed) override {
+      for (uint32_t& word : allowed) word = 0;
+      allowed[static_cast<size_t>(next) / 32] = 1u << (next % 32);
+    }
+    bool accept(TokenId token) override { return token == next ? ++next, true : false; }
+    TokenId next = 30;
+  };
+};
+
+TEST_F(SimExecutorTest, GrammarsAreFollowed) {
+  SimExecutor executor = make();
+  StepPlan plan = start_plan(1, 0, 100);
+  plan.start[0].sampling.grammar = std::make_shared<CountingGrammar>();
+  executor.submit(plan);
+  EXPECT_EQ(executor.wait().tokens[0].token, 30);
+  for (int i = 1; i < 4; ++i) {
+    executor.submit(decode_plan(1 + static_cast<StepId>(i), 0, 99 + i));
+    EXPECT_EQ(executor.wait().tokens[0].token, 30 + i);
+  }
+  // Restarted behind three tokens of its output.
+  plan = start_plan(5, 1, 103);
+  plan.start[0].prompt_tokens = 100;
+  std::copy_n(std::vector<TokenId>{30, 31, 32}.begin(), 3, plan.start[0].tokens.begin() + 100);
+  plan.start[0].sampling.grammar = std::make_shared<CountingGrammar>();
+  executor.submit(plan);
+  EXPECT_EQ(executor.wait().tokens[0].token, 33);
+}
+
 TEST_F(SimExecutorTest, TokensDependOnlyOnTheRequest) {
   SimExecutor executor = make();
   executor.submit(start_plan(1, 0, 100));
