@@ -38,8 +38,11 @@ def reenter_in_venv() -> None:
 
 
 def make_model(folder: pathlib.Path) -> None:
-    for name in ("config.json", "model.safetensors"):
-        shutil.copy(ROOT / "tests/golden/mixtral" / name, folder)
+    golden = ROOT / "tests/golden/mixtral"
+    shutil.copy(golden / "model.safetensors", folder)
+    config = json.loads((golden / "config.json").read_text())
+    config["eos_token_id"] = 506  # </s> of the tokenizer
+    (folder / "config.json").write_text(json.dumps(config))
     shutil.copy(ROOT / "tests/golden/tokenizers/metaspace/tokenizer.json", folder)
     (folder / "tokenizer_config.json").write_text(json.dumps(
         {"bos_token": "<s>", "eos_token": "</s>", "chat_template": TEMPLATE}))
@@ -111,6 +114,8 @@ def check_openai(url: str) -> None:
                                         temperature=1.5).choices[0].text for _ in range(2)]
     assert seeded[0] == seeded[1], "one seed, two texts"
 
+    check_constrained_output(client, ask["messages"])
+
     response = client.responses.create(model="tiny", input="hello", max_output_tokens=6)
     assert response.status in ("completed", "incomplete")
     kinds = [event.type for event in client.responses.create(model="tiny", input="hello",
@@ -137,6 +142,52 @@ def check_openai(url: str) -> None:
         raise AssertionError("a wrong key was taken")
 
 
+def check_constrained_output(client, messages: list) -> None:
+    """Random weights must answer by the schema too. It is small: nothing else would make them end."""
+    schema = {"type": "object", "additionalProperties": False, "required": ["color", "count"],
+              "properties": {"color": {"type": "string", "enum": ["red", "green"]},
+                             "count": {"type": "integer", "minimum": 1, "maximum": 9}}}
+
+    def expect(text: str) -> None:
+        value = json.loads(text)
+        assert set(value) == {"color", "count"}, value
+        assert value["color"] in ("red", "green") and 1 <= value["count"] <= 9, value
+
+    for temperature in (0, 1):
+        ask = dict(model="tiny", messages=messages, max_tokens=400, temperature=temperature, seed=5)
+        strict = {"type": "json_schema", "json_schema": {"name": "s", "strict": True, "schema": schema}}
+        answer = client.chat.completions.create(**ask, response_format=strict).choices[0]
+        assert answer.finish_reason == "stop", answer
+        expect(answer.message.content)
+
+        tools = [{"type": "function", "function": {"name": name, "parameters": schema}}
+                 for name in ("paint", "count")]
+        calls = client.chat.completions.create(**ask, tools=tools, tool_choice="required",
+                                               parallel_tool_calls=False).choices[0]
+        assert calls.finish_reason == "tool_calls", calls
+        assert len(calls.message.tool_calls) == 1, calls
+        assert calls.message.tool_calls[0].function.name in ("paint", "count"), calls
+        expect(calls.message.tool_calls[0].function.arguments)
+
+        name, arguments = "", ""
+        for chunk in client.chat.completions.create(
+                **ask, tools=tools, stream=True,
+                tool_choice={"type": "function", "function": {"name": "count"}}):
+            for call in chunk.choices[0].delta.tool_calls or []:
+                name += call.function.name or ""
+                arguments += call.function.arguments or ""
+        assert name == "count", name
+        expect(arguments)
+
+    choice = client.completions.create(model="tiny", prompt="x", max_tokens=20, extra_body={
+        "structured_outputs": {"choice": ["yes", "no"]}}).choices[0]
+    assert choice.text in ("yes", "no"), choice
+    response = client.responses.create(
+        model="tiny", input="hello", max_output_tokens=400,
+        text={"format": {"type": "json_schema", "name": "s", "strict": True, "schema": schema}})
+    expect(response.output_text)
+
+
 def check_anthropic(url: str) -> None:
     import anthropic
     client = anthropic.Anthropic(base_url=url, api_key=KEY, max_retries=0)
@@ -150,6 +201,12 @@ def check_anthropic(url: str) -> None:
     counted = client.messages.count_tokens(model="tiny", messages=ask["messages"], system="be brief")
     usage = message.usage
     assert counted.input_tokens == usage.input_tokens + usage.cache_read_input_tokens
+    tool = {"name": "pick", "input_schema": {"type": "object", "required": ["side"], "properties": {
+        "side": {"type": "string", "enum": ["left", "right"]}}}}
+    called = client.messages.create(**dict(ask, max_tokens=400), tools=[tool], tool_choice={
+        "type": "tool", "name": "pick"})
+    assert called.stop_reason == "tool_use", called
+    assert called.content[0].name == "pick" and called.content[0].input["side"] in ("left", "right"), called
     try:
         client.messages.create(**dict(ask, model="other"))
     except anthropic.NotFoundError:

@@ -56,7 +56,7 @@ void add_http_flags(CLI::App& command, ServeFlags& flags) {
       ->check(CLI::Range(1, 256));
   command
       .add_option("--text-threads", server.text_threads,
-                  "threads that render templates and tokenize (default 2)")
+                  "threads that render templates, tokenize and compile grammars (default 2)")
       ->check(CLI::Range(1, 256));
   command.add_option("--max-connections", http.max_connections,
                      "beyond, a connection is answered 503 (default 4096)");
@@ -85,6 +85,26 @@ void add_http_flags(CLI::App& command, ServeFlags& flags) {
                      "seconds without a finished step until requests fail; 0: never (default 300)");
 }
 
+void add_grammar_flags(CLI::App& command, ServeFlags& flags) {
+  GrammarLimits& limits = flags.server.grammar;
+  command.add_option("--max-grammar-bytes", flags.max_grammar,
+                     "constrained output: of a request's schema, pattern or grammar (default "
+                     "256KiB)");
+  command
+      .add_option("--max-grammar-repetition", limits.max_repetition,
+                  "constrained output: bounds like maxLength, maxItems and {0,n} (default 10000)")
+      ->check(CLI::Range(1, 1000000));
+  command
+      .add_option("--max-schema-depth", limits.schema_depth,
+                  "constrained output: nesting of a JSON schema (default 64)")
+      ->check(CLI::Range(1, 1000));
+  command.add_option("--max-schema-values", limits.schema_nodes,
+                     "constrained output: objects, lists and values of a JSON schema (default "
+                     "10000)");
+  command.add_option("--grammar-cache-bytes", flags.grammar_cache,
+                     "compiled grammars kept for the next request (default 256MiB)");
+}
+
 size_t bytes_or(const std::string& text, size_t fallback) {
   return text.empty() ? fallback : parse_bytes(text);
 }
@@ -104,6 +124,7 @@ void add_serve_flags(CLI::App& command, ServeFlags& flags) {
       ->required();
   add_api_flags(command, flags);
   add_http_flags(command, flags);
+  add_grammar_flags(command, flags);
   // Read before all others: see config_file.h.
   command
       .add_option("--config", flags.config,
@@ -125,6 +146,8 @@ ServerOptions finish_server_flags(const ServeFlags& flags, const std::string& en
   out.http.max_header_bytes = bytes_or(flags.max_header, out.http.max_header_bytes);
   if (out.http.max_header_bytes < 1024 || out.http.max_header_bytes > 64 * kMiB)
     throw Error("--max-header-bytes {}: use 1KiB to 64MiB", flags.max_header);
+  out.grammar.source_bytes = bytes_or(flags.max_grammar, out.grammar.source_bytes);
+  out.grammar.cache_bytes = bytes_or(flags.grammar_cache, out.grammar.cache_bytes);
   if (out.served_names.empty()) out.served_names = {flags.engine.machine.model};
   out.api_keys = flags.api_keys;
   if (!environment_key.empty()) out.api_keys.push_back(environment_key);

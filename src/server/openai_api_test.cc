@@ -150,8 +150,6 @@ TEST_F(OpenAiApi, FaultsNameTheField) {
       {with({{"stream", "yes"}}), 400, "true or false", "stream"},
       {with({{"top_logprobs", 3}}), 400, "logprobs: true", "top_logprobs"},
       {with({{"logit_bias", {{"99999", 1}}}}), 400, "not a token id", "logit_bias"},
-      {with({{"response_format", {{"type", "json_object"}}}}), 400, "not supported yet",
-       "response_format"},
       {with({{"tools", {{{"type", "function"}, {"function", {{"name", "f"}}}}}}}), 400,
        "--enable-auto-tool-choice", "tool_choice"},
       {with({{"seed", 1.5}}), 400, "whole number", "seed"},

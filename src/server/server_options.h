@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "grammar/grammar_compiler.h"
 #include "server/http/message.h"
 
 namespace vamp {
@@ -23,7 +24,8 @@ struct ServerOptions {
   int max_choices = 128;  // prompts x n of one request
   int max_json_depth = 128;
   int max_stop_strings = 64;
-  int text_threads = 2;        // render, tokenize
+  GrammarLimits grammar;       // of constraints on the output
+  int text_threads = 2;        // render, tokenize, compile grammars
   double drain_seconds = 30;   // after SIGTERM, until what is under way is cancelled
   double stall_seconds = 300;  // without a finished step, until the engine counts as stuck
   uint64_t seed = 0;           // of requests without one

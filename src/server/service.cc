@@ -59,6 +59,21 @@ void Service::start(ServedModel model, std::unique_ptr<TextService> text, Engine
   state_.compare_exchange_strong(loading, State::kReady);
 }
 
+GrammarCompiler& Service::grammars() {
+  std::call_once(grammars_made_, [this] {
+    const Tokenizer& tokenizer = text_->tokenizer();
+    if (static_cast<size_t>(model_.vocab_size) < tokenizer.id_count()) {
+      throw Error(
+          "output of this model cannot be constrained: its tokenizer has {} tokens, more than the "
+          "{} of its vocabulary",
+          tokenizer.id_count(), model_.vocab_size);
+    }
+    grammars_ = std::make_unique<GrammarCompiler>(tokenizer, model_.vocab_size,
+                                                  model_.eos_token_ids, options_.grammar);
+  });
+  return *grammars_;
+}
+
 void Service::fail(const std::string& reason) {
   const std::lock_guard lock(mutex_);
   failure_ = reason;

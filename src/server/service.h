@@ -6,6 +6,7 @@
 #include <mutex>
 #include <string>
 
+#include "grammar/grammar_compiler.h"
 #include "server/auth.h"
 #include "server/engine_bridge.h"
 #include "server/metrics.h"
@@ -53,6 +54,8 @@ class Service {
   // Only when ready:
   const ServedModel& model() const { return model_; }
   TextService& text() { return *text_; }
+  // Made when it is first asked for, which takes a moment: on a text thread. Throws Error.
+  GrammarCompiler& grammars();
 
   const ServerOptions& options() const { return options_; }
   const KeyRing& keys() const { return keys_; }
@@ -70,6 +73,8 @@ class Service {
   EngineBridge bridge_{metrics_};
   std::unique_ptr<TextService> text_;
   ServedModel model_;
+  std::once_flag grammars_made_;
+  std::unique_ptr<GrammarCompiler> grammars_;
   std::atomic<State> state_ = State::kLoading;
   mutable std::mutex mutex_;
   std::string failure_;

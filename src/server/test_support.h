@@ -14,13 +14,15 @@
 #include <nlohmann/json.hpp>
 
 #include "base/file.h"
+#include "base/random.h"
 #include "core/make_policy.h"
 #include "server/server.h"
 
 namespace vamp {
 
-// Every request is answered with one text, a token a step, and then the end token. Thread: the
-// engine's; `controls` from any.
+// Every request is answered with one text, a token a step, and then the end token. Where its
+// constraint forbids that token, any other that is allowed takes its place. Thread: the engine's;
+// `controls` from any.
 class SpeakingExecutor final : public Executor {
  public:
   struct Controls {
@@ -34,17 +36,21 @@ class SpeakingExecutor final : public Executor {
     StartRequest last_start;
   };
 
-  SpeakingExecutor(std::vector<TokenId> answer, Clock& clock, std::shared_ptr<Controls> controls)
-      : answer_(std::move(answer)), clock_(clock), controls_(std::move(controls)) {}
+  SpeakingExecutor(std::vector<TokenId> answer, int vocab_size, Clock& clock,
+                   std::shared_ptr<Controls> controls)
+      : answer_(std::move(answer)),
+        vocab_size_(vocab_size),
+        clock_(clock),
+        controls_(std::move(controls)) {}
 
   void submit(StepPlan plan) override {
     if (controls_->fail) throw Error("the test lets this step fail");
     StepResult result;
     result.step = plan.step;
-    if (plan.reset) prompts_.clear();
-    for (const RequestSlot slot : plan.release) prompts_.erase(slot);
+    if (plan.reset) rows_.clear();
+    for (const RequestSlot slot : plan.release) rows_.erase(slot);
     for (const StartRequest& start : plan.start) {
-      prompts_[start.slot] = start.prompt_tokens;
+      rows_[start.slot] = start_row(start);
       const std::lock_guard lock(controls_->mutex);
       controls_->last_start = start;
     }
@@ -52,8 +58,9 @@ class SpeakingExecutor final : public Executor {
       if (!entry.sample) continue;
       SampledToken token;
       token.slot = entry.slot;
-      const auto place = static_cast<size_t>(entry.first + entry.count - prompts_.at(entry.slot));
-      token.token = answer_[place % answer_.size()];
+      Row& row = rows_.at(entry.slot);
+      const auto place = static_cast<size_t>(entry.first + entry.count - row.prompt);
+      token.token = permitted(row, answer_[place % answer_.size()]);
       token.logprob = -0.5f;
       token.top_logprobs = {{token.token, -0.5f}, {token.token + 1, -1.5f}};
       result.tokens.push_back(std::move(token));
@@ -75,11 +82,44 @@ class SpeakingExecutor final : public Executor {
   int in_flight() const override { return static_cast<int>(results_.size()); }
 
  private:
+  struct Row {
+    int prompt = 0;
+    std::unique_ptr<TokenMatcher> matcher;
+  };
+
+  static Row start_row(const StartRequest& start) {
+    Row row{start.prompt_tokens, nullptr};
+    if (!start.sampling.grammar) return row;
+    row.matcher = start.sampling.grammar->start(start.sampling.stop_token_ids);
+    for (auto i = static_cast<size_t>(row.prompt); i < start.tokens.size(); ++i)
+      row.matcher->accept(start.tokens[i]);
+    return row;
+  }
+
+  TokenId permitted(Row& row, TokenId wanted) {
+    if (!row.matcher) return wanted;
+    std::vector<uint32_t> allowed((static_cast<size_t>(vocab_size_) + 31) / 32);
+    row.matcher->fill(allowed);
+    const auto may = [&](TokenId token) {
+      return (allowed[static_cast<size_t>(token) / 32] >> (token % 32) & 1) != 0;
+    };
+    std::vector<TokenId> tokens;
+    for (TokenId token = 0; token < vocab_size_; ++token) {
+      if (may(token)) tokens.push_back(token);
+    }
+    if (tokens.empty()) throw Error("the constraint allows no token");
+    if (!may(wanted)) wanted = tokens[random_.below(tokens.size())];
+    row.matcher->accept(wanted);
+    return wanted;
+  }
+
   const std::vector<TokenId> answer_;
+  const int vocab_size_;
   Clock& clock_;
+  Random random_{7};
   std::shared_ptr<Controls> controls_;
   Micros last_end_ = 0;
-  std::map<RequestSlot, int> prompts_;
+  std::map<RequestSlot, Row> rows_;
   std::deque<StepResult> results_;
 };
 
@@ -96,7 +136,8 @@ constexpr const char* kTestTemplate =
 class TestServer {
  public:
   explicit TestServer(std::string answer = "Hello there, world!", ServerOptions options = {},
-                      int max_num_seqs = 64) {
+                      int max_num_seqs = 64, bool names_end_token = true)
+      : names_end_token_(names_end_token) {
     options.http.port = 0;
     if (options.served_names.empty()) options.served_names = {"test-model"};
     if (options.chat_template.empty()) options.chat_template = kTestTemplate;
@@ -118,7 +159,14 @@ class TestServer {
     const std::string golden = VAMP_SOURCE_DIR "/tests/golden/";
     const ModelConfig config = load_model_config(golden + "qwen3_moe");
     LoadedModel out;
-    Tokenizer tokenizer(read_text_file(golden + "tokenizers/gpt2/tokenizer.json"), "gpt2");
+    auto file = nlohmann::json::parse(read_text_file(golden + "tokenizers/gpt2/tokenizer.json"));
+    auto& added = file["added_tokens"];
+    added.push_back(added.back());  // reasoning must end in a token
+    added.back()["id"] = added.back()["id"].get<int>() + 1;
+    added.back()["content"] = "</think>";
+    added.back()["special"] = false;
+    Tokenizer tokenizer(file.dump(), "gpt2");
+    const int vocab_size = static_cast<int>(tokenizer.id_count());
     const TokenId eos = *tokenizer.id_of("</s>");
     std::vector<TokenId> says = tokenizer.encode(answer, false);
     says.push_back(eos);
@@ -129,19 +177,21 @@ class TestServer {
     engine.own_layout = std::make_unique<MemoryLayout>(make_memory_layout(config, options));
     engine.layout = engine.own_layout.get();
     engine.clock = std::make_unique<RealClock>();
-    engine.executor = std::make_unique<SpeakingExecutor>(std::move(says), *engine.clock, controls_);
+    engine.executor =
+        std::make_unique<SpeakingExecutor>(std::move(says), vocab_size, *engine.clock, controls_);
     engine.policy = make_policy("static", {}, *engine.layout);
     engine.config.scheduler.max_num_seqs = max_num_seqs;
-    engine.config.scheduler.eos_token_ids = {eos};
+    if (names_end_token_) engine.config.scheduler.eos_token_ids = {eos};
     out.info.root = "golden";
     out.info.max_model_len = 1024;
-    out.info.vocab_size = static_cast<int>(tokenizer.id_count());
-    out.info.eos_token_ids = {eos};
+    out.info.vocab_size = vocab_size;
+    if (names_end_token_) out.info.eos_token_ids = {eos};
     out.info.policy = "static";
     out.text = std::make_unique<TextService>(std::move(tokenizer), chat_template, text_threads);
     return out;
   }
 
+  bool names_end_token_;
   std::shared_ptr<SpeakingExecutor::Controls> controls_ =
       std::make_shared<SpeakingExecutor::Controls>();
   std::unique_ptr<Server> server_;

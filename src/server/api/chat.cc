@@ -116,7 +116,7 @@ class ChatFormat final : public OutputFormat {
     if (delta.finished) {
       const ChoiceEnd& end = generation.choice(choice).end();
       fmt::format_to(std::back_inserter(out), R"(,"finish_reason":"{}","stop_reason":{})",
-                     end.reason, dump(stop_reason_json(end)));
+                     shown_reason(end), dump(stop_reason_json(end)));
     } else {
       out += R"(,"finish_reason":null)";
     }
@@ -127,6 +127,11 @@ class ChatFormat final : public OutputFormat {
       append_usage(generation, out);
     }
     out += "}\n\n";
+  }
+
+  // As OpenAI has it: a call that was the model's own choice ends with "tool_calls".
+  std::string shown_reason(const ChoiceEnd& end) const {
+    return request_.named_tool && end.reason == "tool_calls" ? "stop" : end.reason;
   }
 
   Json choice_json(size_t index, const ChoiceResult& choice, const ChoiceEnd& end) const {
@@ -147,7 +152,7 @@ class ChatFormat final : public OutputFormat {
     Json json = {{"index", index},
                  {"message", std::move(message)},
                  {"logprobs", nullptr},
-                 {"finish_reason", end.reason},
+                 {"finish_reason", shown_reason(end)},
                  {"stop_reason", stop_reason_json(end)}};
     if (request_.generation.choice.logprobs) json["logprobs"] = logprobs_json(choice.logprobs);
     if (request_.generation.choice.token_ids) json["token_ids"] = choice.token_ids;

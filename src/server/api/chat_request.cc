@@ -1,6 +1,7 @@
 #include "server/api/chat_request.h"
 
 #include "server/api/request_common.h"
+#include "server/api/tool_constraint.h"
 
 namespace vamp {
 namespace {
@@ -83,19 +84,42 @@ ChatJson read_tools(const Json* value) {
   return value->empty() ? ChatJson(nullptr) : ChatJson(*value);
 }
 
-ToolChoice read_tool_choice(const Fields& body, const Service& service, bool has_tools) {
+std::string tool_named_by(const Json& choice) {
+  const Fields fields(choice, "tool_choice");
+  const std::string type = fields.string("type", "function");
+  if (type != "function") bad_field("tool_choice.type", "{} is not supported", dump(Json(type)));
+  const Json* function = fields.find("function");
+  const std::string name =
+      function ? Fields(*function, "tool_choice.function").string("name") : std::string();
+  if (name.empty()) bad_field("tool_choice.function.name", "missing");
+  return name;
+}
+
+void read_tool_choice(const Fields& body, const Service& service, Conversation& out) {
+  const Json& tools = out.prompt.tools;
   const Json* choice = body.find("tool_choice");
-  const std::string name = !choice               ? (has_tools ? "auto" : "none")
-                           : choice->is_string() ? choice->get<std::string>()
-                                                 : "a named function";
-  if (name == "none") return ToolChoice::kNone;
-  if (name != "auto") {
-    bad_field("tool_choice", "{} is not supported yet: use \"auto\" or \"none\"",
-              name == "required" ? "\"required\"" : name);
+  const bool named = choice && !choice->is_string();
+  const std::string word = !choice ? "auto" : named ? "a function" : choice->get<std::string>();
+  if (word == "none" || (word == "auto" && tools.is_null())) return;
+  if (word == "auto") {
+    check_tools_allowed(service);
+    out.tool_choice = ToolChoice::kAuto;
+    return;
   }
-  if (!has_tools) return ToolChoice::kNone;
-  check_tools_allowed(service);
-  return ToolChoice::kAuto;
+  if (!named && word != "required") {
+    bad_field("tool_choice", "{} is not known: use auto, none, required, or name a function",
+              dump(Json(word)));
+  }
+  if (named) out.named_tool = tool_named_by(*choice);
+  if (tools.is_null()) bad_field("tool_choice", "{} needs tools", word);
+  // The form of an answer says nothing of a call; a constraint on all output would.
+  if (out.constraint && out.constraint->any_output)
+    bad_field(out.constraint->field, "not together with a tool_choice that forces a call");
+  out.tool_choice = named ? ToolChoice::kNamed : ToolChoice::kRequired;
+  out.constraint = named
+                       ? named_tool_constraint(tools, out.named_tool)
+                       : required_tools_constraint(tools, body.boolean("parallel_tool_calls", true),
+                                                   service.options().grammar);
 }
 
 }  // namespace
@@ -109,12 +133,14 @@ void check_tools_allowed(const Service& service) {
   }
 }
 
-Conversation read_conversation(const Fields& body, const Service& service) {
+Conversation read_conversation(const Fields& body, const Service& service,
+                               std::optional<RequestedConstraint> format) {
   Conversation out;
+  out.constraint = std::move(format);
   ChatPrompt& prompt = out.prompt;
   prompt.messages = read_messages(body.find("messages"));
   prompt.tools = read_tools(body.find("tools"));
-  out.tool_choice = read_tool_choice(body, service, !prompt.tools.is_null());
+  read_tool_choice(body, service, out);
   if (const Json* documents = body.find("documents")) prompt.documents = *documents;
   if (body.find("chat_template"))
     bad_field("chat_template",
@@ -142,6 +168,10 @@ void render_conversation(Service& service, Conversation conversation, ChatReques
     parser.tool_call_parser = options.tool_call_parser;
     parser.tools = conversation.prompt.tools;
   }
+  parser.named_tool = conversation.named_tool;
+  parser.call_list = conversation.tool_choice == ToolChoice::kRequired;
+  out.named_tool = conversation.tool_choice == ToolChoice::kNamed;
+  out.constraint = std::move(conversation.constraint);
   parser.seed = out.generation.sampling.seed;
   if (needs_special_tokens(parser)) out.generation.choice.detokenizer.skip_special_tokens = false;
   out.include_reasoning = conversation.include_reasoning;
@@ -172,8 +202,9 @@ ChatRequest prepare_chat(Service& service, const HttpRequest& http) {
   for (const char* field : {"max_tokens", "max_completion_tokens"}) {
     if (body.find(field)) asked = static_cast<int>(body.integer(field, 0, 1, kMaxInt));
   }
-  render_conversation(service, read_conversation(body, service), out);
+  render_conversation(service, read_conversation(body, service, read_constraint(body)), out);
   settle_lengths(service, asked, service.model().defaults.max_tokens, out.generation);
+  if (out.constraint) apply_constraint(service, *out.constraint, out.generation);
   return out;
 }
 

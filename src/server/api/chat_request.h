@@ -4,6 +4,7 @@
 #include <optional>
 #include <string>
 
+#include "server/api/constraint.h"
 #include "server/api/openai_format.h"
 #include "server/generation.h"
 #include "server/service.h"
@@ -11,12 +12,14 @@
 
 namespace vamp {
 
-enum class ToolChoice { kNone, kAuto };
+enum class ToolChoice { kNone, kAuto, kRequired, kNamed };
 
 // The conversation in OpenAI's form, which is what chat templates expect.
 struct Conversation {
   ChatPrompt prompt;
   ToolChoice tool_choice = ToolChoice::kNone;
+  std::string named_tool;                         // kNamed
+  std::optional<RequestedConstraint> constraint;  // the tool choice's before that of the answer
   bool include_reasoning = true;
   bool add_special_tokens = false;  // templates write them out
 };
@@ -28,13 +31,17 @@ struct ChatRequest {
   bool echo = false;
   std::string last_message;  // for echo
   bool include_reasoning = true;
+  bool named_tool = false;  // tool_choice names one
+  std::optional<RequestedConstraint> constraint;
 };
 
-// The messages, tools and template arguments of OpenAI's chat body. Throws ApiError.
-Conversation read_conversation(const Fields& body, const Service& service);
+// The messages, tools and template arguments of OpenAI's chat body; `format` is what the body asks
+// of an answer. Throws ApiError.
+Conversation read_conversation(const Fields& body, const Service& service,
+                               std::optional<RequestedConstraint> format);
 
-// Renders and tokenizes the conversation into `out.generation`. On a text thread. Throws ApiError,
-// TemplateError.
+// Renders and tokenizes the conversation into `out.generation`; its constraint is yet to be
+// applied. On a text thread. Throws ApiError, TemplateError.
 void render_conversation(Service& service, Conversation conversation, ChatRequest& out);
 
 // All of POST /v1/chat/completions. On a text thread.

@@ -1,5 +1,6 @@
 #include "server/api/completion_request.h"
 
+#include "server/api/constraint.h"
 #include "server/api/request_common.h"
 
 namespace vamp {
@@ -73,7 +74,9 @@ CompletionRequest prepare_completion(Service& service, const HttpRequest& http) 
   }
   std::optional<int> asked;
   if (body.find("max_tokens")) asked = static_cast<int>(body.integer("max_tokens", 0, 1, kMaxInt));
+  const auto constraint = read_constraint(body);
   settle_lengths(service, asked, kDefaultMaxTokens, out.generation);
+  if (constraint) apply_constraint(service, *constraint, out.generation);
   return out;
 }
 

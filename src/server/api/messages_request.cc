@@ -106,12 +106,30 @@ class Reader {
   ReuseHint& reuse_;
 };
 
-std::string tool_choice(const Fields& body) {
+// tool_choice and, within it, disable_parallel_tool_use in OpenAI's names.
+void convert_tool_choice(const Fields& body, Json& openai) {
   const Json* choice = body.find("tool_choice");
-  if (!choice) return {};
-  const std::string type = Fields(*choice, "tool_choice").string("type", "auto");
-  if (type == "auto" || type == "none") return type;
-  bad_field("tool_choice", "type \"{}\" is not supported yet: use auto or none", type);
+  if (!choice) return;
+  const Fields fields(*choice, "tool_choice");
+  const std::string type = fields.string("type", "auto");
+  if (type == "auto" || type == "none") {
+    openai["tool_choice"] = type;
+  } else if (type == "any") {
+    openai["tool_choice"] = "required";
+  } else if (type == "tool") {
+    const std::string name = fields.string("name");
+    if (name.empty()) bad_field("tool_choice.name", "missing");
+    openai["tool_choice"] = {{"type", "function"}, {"function", {{"name", name}}}};
+  } else {
+    bad_field("tool_choice.type", "{} is not known: use auto, any, tool or none", dump(Json(type)));
+  }
+  openai["parallel_tool_calls"] = !fields.boolean("disable_parallel_tool_use", false);
+}
+
+std::optional<RequestedConstraint> read_output_format(const Fields& body) {
+  const Json* config = body.find("output_config");
+  const Json* format = config ? Fields(*config, "output_config").find("format") : nullptr;
+  return format ? read_flat_format(*format, "output_config.format") : std::nullopt;
 }
 
 }  // namespace
@@ -142,12 +160,13 @@ ChatRequest prepare_messages(Service& service, const HttpRequest& http, bool cou
   }
   openai["messages"] = std::move(messages);
   if (const Json* tools = body.find("tools")) openai["tools"] = reader.tools(*tools);
-  if (const std::string choice = tool_choice(body); !choice.empty()) openai["tool_choice"] = choice;
+  convert_tool_choice(body, openai);
 
   const Fields converted(openai);
   read_sampling(converted, service, out.generation);
   read_tenant(http, body, service, out.generation);
-  render_conversation(service, read_conversation(converted, service), out);
+  render_conversation(service, read_conversation(converted, service, read_output_format(body)),
+                      out);
   if (count_only) return out;
   if (!body.find("max_tokens")) bad_field("max_tokens", "missing");
   const int asked = static_cast<int>(body.integer("max_tokens", 0, 1, kMaxInt));
@@ -155,6 +174,7 @@ ChatRequest prepare_messages(Service& service, const HttpRequest& http, bool cou
   const int room =
       service.model().max_model_len - static_cast<int>(out.generation.prompts.front().size());
   settle_lengths(service, std::min(asked, std::max(1, room)), 0, out.generation);
+  if (out.constraint) apply_constraint(service, *out.constraint, out.generation);
   return out;
 }
 

@@ -81,14 +81,8 @@ void check_model(const Fields& body, const Service& service) {
 }
 
 void refuse_unsupported(const Fields& body) {
-  if (const Json* format = body.find("response_format")) {
-    const std::string type = Fields(*format, "response_format").string("type");
-    if (type != "text" && !type.empty())
-      bad_field("response_format", "type \"{}\" is not supported yet", type);
-  }
-  for (const char* field : {"structured_outputs", "guided_json", "guided_regex", "guided_choice",
-                            "guided_grammar", "structural_tag", "prompt_logprobs", "bad_words",
-                            "allowed_token_ids", "prompt_embeds", "truncate_prompt_tokens"}) {
+  for (const char* field : {"prompt_logprobs", "bad_words", "allowed_token_ids", "prompt_embeds",
+                            "truncate_prompt_tokens"}) {
     if (body.find(field)) bad_field(field, "not supported yet");
   }
   if (body.boolean("use_beam_search", false)) bad_field("use_beam_search", "not supported");

@@ -13,7 +13,7 @@ namespace vamp {
 void check_model(const Fields& body, const Service& service);
 
 // Throws ApiError 400 for what would change the answer and is not supported yet, naming the field:
-// constrained output, beam search and their like.
+// beam search and its like.
 void refuse_unsupported(const Fields& body);
 
 // temperature, top_p, stop, seed, penalties, ... of OpenAI's and vLLM's bodies, with the model's

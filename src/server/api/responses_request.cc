@@ -65,6 +65,22 @@ Json read_tools(const Json& list) {
   return out;
 }
 
+// A named function has its name inside "function" in chats.
+Json chat_tool_choice(const Json& choice) {
+  if (!choice.is_object() || !choice.contains("name")) return choice;
+  return {{"type", choice.value("type", Json("function"))},
+          {"function", {{"name", choice["name"]}}}};
+}
+
+std::optional<RequestedConstraint> read_text_format(const Fields& body) {
+  const Json* text = body.find("text");
+  const Json* format = text ? Fields(*text, "text").find("format") : nullptr;
+  if (format) {
+    if (auto asked = read_flat_format(*format, "text.format")) return asked;
+  }
+  return read_constraint(body);
+}
+
 }  // namespace
 
 ResponsesRequest prepare_responses(Service& service, const HttpRequest& http) {
@@ -75,17 +91,12 @@ ResponsesRequest prepare_responses(Service& service, const HttpRequest& http) {
     bad_field("previous_response_id",
               "responses are not stored: send the whole conversation as input");
   if (body.boolean("background", false)) bad_field("background", "not supported");
-  if (const Json* text = body.find("text")) {
-    const Json* format = Fields(*text, "text").find("format");
-    if (format && Fields(*format, "text.format").string("type", "text") != "text")
-      bad_field("text.format", "only type \"text\" is supported yet");
-  }
   ResponsesRequest out;
   ChatRequest& chat = out.chat;
   chat.stream.stream = body.boolean("stream", false);
   Json openai = Json::object();
-  for (const char* field :
-       {"temperature", "top_p", "top_k", "seed", "tool_choice", "stop", "chat_template_kwargs"}) {
+  for (const char* field : {"temperature", "top_p", "top_k", "seed", "parallel_tool_calls", "stop",
+                            "chat_template_kwargs"}) {
     if (const Json* value = body.find(field)) openai[field] = *value;
   }
   if (const Json* reasoning = body.find("reasoning")) {
@@ -94,14 +105,17 @@ ResponsesRequest prepare_responses(Service& service, const HttpRequest& http) {
   }
   openai["messages"] = read_input(body);
   if (const Json* tools = body.find("tools")) openai["tools"] = read_tools(*tools);
+  if (const Json* choice = body.find("tool_choice"))
+    openai["tool_choice"] = chat_tool_choice(*choice);
   const Fields converted(openai);
   read_sampling(converted, service, chat.generation);
   read_tenant(http, body, service, chat.generation);
-  render_conversation(service, read_conversation(converted, service), chat);
+  render_conversation(service, read_conversation(converted, service, read_text_format(body)), chat);
   std::optional<int> asked;
   if (body.find("max_output_tokens"))
     asked = static_cast<int>(body.integer("max_output_tokens", 0, 1, kMaxInt));
   settle_lengths(service, asked, service.model().defaults.max_tokens, chat.generation);
+  if (chat.constraint) apply_constraint(service, *chat.constraint, chat.generation);
 
   const auto echo = [&](const char* field, Json fallback) {
     const Json* value = body.find(field);

@@ -16,7 +16,7 @@ Json tokenized(Service& service, const HttpRequest& http) {
   std::vector<TokenId> ids;
   if (body.find("messages")) {
     ChatRequest request;
-    render_conversation(service, read_conversation(body, service), request);
+    render_conversation(service, read_conversation(body, service, std::nullopt), request);
     ids = request.generation.prompts.front();
   } else {
     if (!body.find("prompt")) throw ApiError(400, "prompt: missing", "prompt");
