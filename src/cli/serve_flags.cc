@@ -1,5 +1,6 @@
 #include "cli/serve_flags.h"
 
+#include <cctype>
 #include <filesystem>
 
 #include "base/file.h"
@@ -109,6 +110,15 @@ size_t bytes_or(const std::string& text, size_t fallback) {
   return text.empty() ? fallback : parse_bytes(text);
 }
 
+// An unset variable in `--api-key "$KEY"` must not make a server that looks guarded and is not.
+void check_key(const char* where, const std::string& key) {
+  if (key.find_first_not_of(" \t\r\n") == std::string::npos)
+    throw Error("{}: the key is empty; give one, or leave the flag out to serve everybody", where);
+  if (std::isspace(static_cast<unsigned char>(key.front())) ||
+      std::isspace(static_cast<unsigned char>(key.back())))
+    throw Error("{}: the key begins or ends with a blank, which no request can bring", where);
+}
+
 void check_parser(const char* flag, const std::string& name,
                   const std::vector<std::string>& known) {
   if (name.empty() || std::find(known.begin(), known.end(), name) != known.end()) return;
@@ -150,7 +160,11 @@ ServerOptions finish_server_flags(const ServeFlags& flags, const std::string& en
   out.grammar.cache_bytes = bytes_or(flags.grammar_cache, out.grammar.cache_bytes);
   if (out.served_names.empty()) out.served_names = {flags.engine.machine.model};
   out.api_keys = flags.api_keys;
-  if (!environment_key.empty()) out.api_keys.push_back(environment_key);
+  for (const std::string& key : flags.api_keys) check_key("--api-key", key);
+  if (!environment_key.empty()) {
+    check_key("VAMP_API_KEY", environment_key);
+    out.api_keys.push_back(environment_key);
+  }
   if (!flags.api_key_file.empty()) {
     const auto keys = read_key_file(flags.api_key_file);
     out.api_keys.insert(out.api_keys.end(), keys.begin(), keys.end());

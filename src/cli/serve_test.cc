@@ -101,6 +101,11 @@ TEST_F(ServeTest, KeysComeFromFlagEnvironmentAndFile) {
   EXPECT_THAT(finish_server_flags(flags, "env").api_keys,
               ElementsAre("one", "env", "two", "three"));
   EXPECT_THAT(finish_server_flags(flags, "").served_names, ElementsAre("m"));
+  EXPECT_THAT(error_of([&] { finish_server_flags(flags, " "); }), HasSubstr("VAMP_API_KEY"));
+  for (const char* key : {"", "  ", "a ", "\ta"}) {
+    flags.api_keys = {"one", key};
+    EXPECT_THAT(error_of([&] { finish_server_flags(flags, ""); }), HasSubstr("--api-key: the key"));
+  }
 }
 
 TEST_F(ServeTest, FaultsAreOneLineAndCodeTwo) {

@@ -53,12 +53,18 @@ uint64_t first_bytes(const Digest& digest) {
 }
 
 KeyRing::KeyRing(const std::vector<std::string>& keys) {
-  for (const std::string& key : keys) digests_.push_back(sha256({key}));
+  for (const std::string& key : keys) {
+    if (key.empty() || trimmed(key) != key)
+      throw Error("an API key is empty or has blanks around it: no request can bring it");
+    digests_.push_back(sha256({key}));
+  }
 }
 
 bool KeyRing::admits(const HttpRequest& request) const {
   if (open()) return true;
-  const Digest presented = sha256({presented_key(request)});
+  const std::string_view key = presented_key(request);
+  if (key.empty()) return false;  // whatever the keys are, none is no key
+  const Digest presented = sha256({key});
   bool known = false;
   for (const Digest& digest : digests_)
     known |= CRYPTO_memcmp(digest.data(), presented.data(), digest.size()) == 0;

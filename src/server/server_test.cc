@@ -5,6 +5,8 @@
 
 #include <thread>
 
+#include "base/error.h"
+#include "server/auth.h"
 #include "server/test_support.h"
 
 namespace vamp {
@@ -45,6 +47,11 @@ TEST(ServerKeys, AreNeededAndSeparateTenants) {
   EXPECT_GT(cached("alpha"), 0);
   EXPECT_EQ(cached("beta"), 0);  // another tenant's prefix is not to be had
   EXPECT_GT(cached("beta"), 0);
+}
+
+// `--api-key "$UNSET"`: what nobody brings must not be what everybody brings.
+TEST(ServerKeys, AnEmptyKeyIsRefused) {
+  for (const char* key : {"", " ", "key "}) EXPECT_THROW(KeyRing({"alpha", key}), Error) << key;
 }
 
 TEST(ServerQueue, BeyondItsLengthIsTold) {
