@@ -119,6 +119,15 @@ void check_key(const char* where, const std::string& key) {
     throw Error("{}: the key begins or ends with a blank, which no request can bring", where);
 }
 
+void check_generation_config(const std::string& choice) {
+  if (choice == "auto" || choice == "vllm") return;
+  if (!std::filesystem::exists(std::filesystem::path(choice) / "generation_config.json"))
+    throw Error(
+        "--generation-config {}: holds no generation_config.json; use auto, vllm or a folder "
+        "that has one",
+        choice);
+}
+
 void check_parser(const char* flag, const std::string& name,
                   const std::vector<std::string>& known) {
   if (name.empty() || std::find(known.begin(), known.end(), name) != known.end()) return;
@@ -169,6 +178,7 @@ ServerOptions finish_server_flags(const ServeFlags& flags, const std::string& en
     const auto keys = read_key_file(flags.api_key_file);
     out.api_keys.insert(out.api_keys.end(), keys.begin(), keys.end());
   }
+  check_generation_config(flags.generation_config);
   std::error_code code;
   out.chat_template = std::filesystem::exists(flags.chat_template, code)
                           ? read_text_file(flags.chat_template)

@@ -119,6 +119,7 @@ TEST_F(ServeTest, FaultsAreOneLineAndCodeTwo) {
       {{"serve", "x", "--policy", "nope"}, "nope"},
       {{"serve", "x", "--chat-template", "/no/file"}, "no such file"},
       {{"serve", "x", "--max-body-bytes", "lots"}, "lots"},
+      {{"serve", "x", "--generation-config", "/no/folder"}, "--generation-config /no/folder"},
   };
   for (const auto& [args, message] : faults) {
     std::vector<const char*> argv = {"vamp"};
