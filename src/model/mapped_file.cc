@@ -14,7 +14,8 @@
 namespace vamp {
 
 MappedFile::MappedFile(const std::filesystem::path& path) {
-  const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  // Non-blocking: a pipe in a file's place is refused below instead of waited for.
+  const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (file < 0) throw Error("{}: cannot be opened: {}", path.string(), std::strerror(errno));
   struct stat status {};
   const bool regular = ::fstat(file, &status) == 0 && S_ISREG(status.st_mode);

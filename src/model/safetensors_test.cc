@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <cstring>
 #include <fstream>
@@ -168,6 +169,11 @@ TEST_F(SafetensorsFolder, NamesWhatIsMissing) {
   EXPECT_THAT(error(), HasSubstr("tensor 'b' is not in 'one'"));
   write("model.safetensors", "");
   EXPECT_THAT(error(), HasSubstr("too few"));
+}
+
+TEST_F(SafetensorsFolder, APipeInAFilesPlaceIsRefusedAndNotWaitedFor) {
+  ASSERT_EQ(mkfifo((folder_ / "model.safetensors").c_str(), 0600), 0);
+  EXPECT_THAT(error(), HasSubstr("is not a file"));
 }
 
 TEST(SafetensorsGolden, ReadsWhatTransformersWrites) {
