@@ -13,8 +13,10 @@
 namespace vamp {
 namespace {
 
-// A budget that any model fits, to learn its fixed parts.
+// A budget that any model fits, to learn its fixed parts; with blocks so large that they can be
+// counted whatever a token's size.
 constexpr size_t kPlenty = size_t{1} << 42;
+constexpr int kPlentyBlockTokens = 4096;
 
 MachineProfile simulated_machine(const MachineSetup& setup) {
   return machine_profile(setup.profile.empty() ? setup.gpu : setup.profile);
@@ -50,8 +52,10 @@ Machine make_simulated(const MachineSetup& setup, const ModelConfig& model,
   options.round_to_increment = traits.whole_region_staging;  // as the paper does
   options.device_bytes = simulated_budget(setup, gpu);
   if (sized_by_pool(setup)) {
-    options.device_bytes = kPlenty;
-    options.device_bytes = budget_for_pool(setup, make_memory_layout(model, options));
+    MemoryLayoutOptions ample = options;
+    ample.device_bytes = kPlenty;
+    ample.block_tokens = kPlentyBlockTokens;
+    options.device_bytes = budget_for_pool(setup, make_memory_layout(model, ample));
   }
   Machine machine;
   machine.own_layout = std::make_unique<MemoryLayout>(make_memory_layout(model, options));
@@ -94,9 +98,10 @@ Machine make_cpu(const MachineSetup& setup, const ModelConfig& model, const Poli
   config.max_num_seqs = setup.scheduler.max_num_seqs;
   if (setup.device_memory > 0) config.device_memory = setup.device_memory;
   if (sized_by_pool(setup)) {
-    config.device_memory = kPlenty;
-    const MemoryLayout ample = plan_memory(config, model, *make_ops(config));
-    config.device_memory = budget_for_pool(setup, ample);
+    ExecutorConfig ample = config;
+    ample.device_memory = kPlenty;
+    ample.block_size = kPlentyBlockTokens;
+    config.device_memory = budget_for_pool(setup, plan_memory(ample, model, *make_ops(config)));
   }
   Machine machine;
   machine.clock = std::make_unique<RealClock>();

@@ -183,6 +183,17 @@ TEST_F(ReplayCommand, AFullDiskIsOneLineAndLeavesNothing) {
   EXPECT_TRUE(std::filesystem::is_empty(folder_));
 }
 
+// However small the blocks: they are counted for the pool asked for, not for the one that serves to
+// learn the model's size.
+TEST_F(ReplayCommand, APoolOfTokensTakesBlocksOfOneToken) {
+  const std::string trace =
+      trace_of(R"({"session_id":"a","input_length":64,"output_length":3,"hash_ids":[1]})");
+  const Outcome outcome = run(
+      {"--trace", trace, "--kv-cache-tokens", "256", "--block-size", "1", "--policy", "static"});
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_EQ(results()["runs"][0]["failed_turns"], 0);
+}
+
 TEST_F(ReplayCommand, ARequestThatCanNeverFitIsCountedAndTheOthersGoOn) {
   const std::string small = R"("input_length":64,"output_length":3,"hash_ids":[1]})";
   const std::string large = R"("input_length":640000,"output_length":3,"hash_ids":[)" + [] {
