@@ -12,6 +12,7 @@
 #include "base/error.h"
 #include "cli/commands.h"
 #include "cli/interrupt.h"
+#include "report/atomic_files.h"
 #include "report/page.h"
 #include "report/table.h"
 #include "text/chat_renderer.h"
@@ -234,6 +235,7 @@ void add_samples(const ReplayResult& result, const Tokenizer& tokenizer, ReportR
 bool run_replay(const ReplaySetup& setup, std::ostream& out, std::ostream& err) {
   for (const std::string& policy : setup.policies)
     policy_traits(policy);  // names are checked first
+  AtomicFiles::check_folder(setup.output);
   const ModelConfig model = load_model_config(setup.machine.model);
   const auto markup = model_markup(setup.machine.model);
   const Trace trace = load_trace(

@@ -40,6 +40,22 @@ bool write_all(int fd, std::string_view content) {
 
 }  // namespace
 
+void AtomicFiles::check_folder(const std::string& folder) {
+  std::filesystem::path place = std::filesystem::absolute(folder);
+  std::error_code fault;
+  while (!std::filesystem::exists(place, fault) && place != place.root_path())
+    place = place.parent_path();
+  const char* why = nullptr;
+  if (!std::filesystem::is_directory(place, fault)) {
+    why = "is not a folder";
+  } else if (::access(place.c_str(), W_OK | X_OK) != 0) {
+    why = std::strerror(errno);
+  }
+  if (why)
+    throw Error("cannot write to the folder {}: {}: {}; choose another with --output", folder,
+                place.string(), why);
+}
+
 AtomicFiles::AtomicFiles(std::string folder) : folder_(std::move(folder)) {
   std::error_code fault;
   std::filesystem::create_directories(folder_, fault);

@@ -12,6 +12,10 @@ namespace vamp {
 // One thread. Without commit() the destructor removes what was written.
 class AtomicFiles {
  public:
+  // Throws Error when the folder could not be made or written to: before hours of work, not after.
+  // Makes nothing.
+  static void check_folder(const std::string& folder);
+
   // Makes the folder if it is not there. Throws Error when it cannot.
   explicit AtomicFiles(std::string folder);
   ~AtomicFiles();
