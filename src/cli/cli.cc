@@ -55,6 +55,7 @@ int parse_and_run(CLI::App& app, std::vector<std::string> args, CommandContext& 
   check_subcommand(app, args);
   try {
     app.parse(std::move(args));
+    if (!context.out.flush()) throw Error("standard output cannot be written: is its disk full?");
     return context.exit_code;
   } catch (const CLI::Success& help) {  // --help, --version
     return app.exit(help, context.out, context.err);

@@ -88,6 +88,14 @@ TEST(Cli, FaultsAreOneLineAndCodeTwo) {
   }
 }
 
+TEST(Cli, OutputThatCannotBeWrittenIsAFault) {
+  const char* argv[] = {"vamp", "inspect", kNext.c_str()};
+  std::ostringstream out, err;
+  out.setstate(std::ios::badbit);  // as std::cout of a full disk
+  EXPECT_EQ(run_cli(3, argv, out, err), 2);
+  EXPECT_THAT(err.str(), HasSubstr("standard output"));
+}
+
 // The paper's first platform: Qwen3-Next-80B on H100s of 94 GiB under TP2.
 TEST(Inspect, PapersFiguresOnTheH100s) {
   const json plan =
