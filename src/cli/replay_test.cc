@@ -114,11 +114,6 @@ TEST_F(ReplayCommand, FaultsOfTheUserAreOneLineAndCode2) {
   fails({"--trace", trace_of(row), "--device-memory", "0"}, "--device-memory 0: expected more");
   fails({"--trace", trace_of(row), "--kv-offloading-size", "1e9GiB"}, "--kv-offloading-size");
   fails({"--trace", trace_of(row), "--kv-cache-memory-bytes", "-2GiB"}, "--kv-cache-memory-bytes");
-  // Before the trace is read, and so before anything runs.
-  fails({"--trace", "/nowhere/trace.jsonl", "--output", "/dev/null/results"}, "--output");
-  EXPECT_THAT(run({"--trace", "/nowhere/trace.jsonl", "--output", folder_ + "/new/deeper"}).err,
-              HasSubstr("no such file"));
-  EXPECT_FALSE(std::filesystem::exists(folder_ + "/new"));
   for (const char* flag : {"--sessions",
                            "--max-sessions",
                            "--max-turns",
