@@ -49,6 +49,19 @@ TEST(ServerKeys, AreNeededAndSeparateTenants) {
   EXPECT_GT(cached("beta"), 0);
 }
 
+TEST(ServerKeys, ARefusedRequestLeavesTheConnectionUsable) {
+  ServerOptions options;
+  options.api_keys = {"alpha"};
+  TestServer server("Hello", options);
+  RawClient client(server.port());
+  for (int i = 0; i < 200; ++i) {
+    client.send(request_text("GET", "/v1/models"));
+    ASSERT_EQ(client.read_reply().status, 401) << i;
+  }
+  client.send(request_text("GET", "/v1/models", "", bearer("alpha")));
+  EXPECT_EQ(client.read_reply().status, 200);
+}
+
 // `--api-key "$UNSET"`: what nobody brings must not be what everybody brings.
 TEST(ServerKeys, AnEmptyKeyIsRefused) {
   for (const char* key : {"", " ", "key "}) EXPECT_THROW(KeyRing({"alpha", key}), Error) << key;

@@ -89,8 +89,10 @@ asio::awaitable<void> Connection::run() {
     while (!draining_) {
       HttpRequest request;
       const ReadResult result = co_await read_request(request);
-      if (result != ReadResult::kRequest) break;
-      co_await answer(std::move(request));
+      if (result == ReadResult::kRequest)
+        co_await answer(std::move(request));
+      else if (result != ReadResult::kAnswered)
+        break;
       busy_ = false;
       if (!keep_alive_ || gone_) break;
     }
@@ -147,10 +149,7 @@ asio::awaitable<Connection::ReadResult> Connection::read_request(HttpRequest& re
       if (parser.is_done()) {  // no body: the connection stays usable
         started_ = streaming_ = false;
         co_await reply(std::move(*refusal));
-        if (keep_alive_ && !draining_) {
-          busy_ = false;
-          co_return co_await read_request(request);
-        }
+        co_return ReadResult::kAnswered;
       } else {
         co_await refuse(std::move(*refusal));
       }

@@ -41,7 +41,8 @@ class Connection final : public HttpExchange, public std::enable_shared_from_thi
   bool silent() const override;
 
  private:
-  enum class ReadResult { kRequest, kRefused, kClosed };
+  // kAnswered: refused, and the connection stays usable.
+  enum class ReadResult { kRequest, kAnswered, kRefused, kClosed };
 
   boost::asio::awaitable<ReadResult> read_request(HttpRequest& request);
   boost::asio::awaitable<void> answer(HttpRequest request);
