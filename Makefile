@@ -23,7 +23,7 @@ demo: deps
 	@scripts/build.sh release vamp
 	@scripts/demo.sh
 
-test: test-fuzz test-tsan test-asan test-release
+test: test-asan test-fuzz test-tsan test-release
 
 test-release: release
 	ctest --test-dir build/release --output-on-failure -j $(BUILD_JOBS)

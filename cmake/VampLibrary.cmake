@@ -24,7 +24,7 @@ if(VAMP_SANITIZE)
   target_compile_options(vamp_options INTERFACE $<$<CXX_COMPILER_ID:Clang>:-Wno-deprecated-declarations>)
 endif()
 
-if(VAMP_FUZZ)
+if(VAMP_PRECOMPILE)
   # Half of a file's time goes into the same headers, and into the same templates of GoogleTest and
   # JSON made anew: here they are compiled once (clang does so for templates too). Other builds do
   # without, so that every file is known to include what it needs.
