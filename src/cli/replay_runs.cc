@@ -1,6 +1,7 @@
 #include "cli/replay_runs.h"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <charconv>
 #include <chrono>
@@ -96,16 +97,17 @@ Trace load_trace(const ReplaySetup& setup, size_t kv_bytes_per_token,
   return trace;
 }
 
-// "priced  412 of 2,059 turns, 83% cached, 12 groups out, at 123 s, 0:42 left", once a second.
+// "priced  412 of 2,059 turns, 83% cached, 12 groups out, at 123 s, 0:42 left": on a terminal one
+// line once a second, in a log a line every ten.
 class ProgressLine {
  public:
   ProgressLine(std::ostream& err, std::string policy) : err_(err), policy_(std::move(policy)) {}
   ~ProgressLine() {
-    if (shown_) err_ << "\r\x1b[K" << std::flush;
+    if (shown_ && terminal_) err_ << "\r\x1b[K" << std::flush;
   }
   void update(const ReplayProgress& progress) {
     const auto now = std::chrono::steady_clock::now();
-    if (now - last_ < std::chrono::seconds(1)) return;
+    if (now - last_ < std::chrono::seconds(terminal_ ? 1 : 10)) return;
     last_ = now;
     shown_ = true;
     const double spent = std::chrono::duration<double>(now - start_).count();
@@ -117,16 +119,18 @@ class ProgressLine {
     }
     const SchedulerStats& stats = progress.scheduler;
     err_ << fmt::format(
-                "\r\x1b[K{}: {} of {} turns, {:.0f}% cached, {} waiting, {} groups given up, at "
-                "{:.0f} s; about {} left",
-                policy_, progress.turns_ended, progress.planned_turns, 100 * stats.hit_rate,
-                stats.waiting, stats.groups_out, progress.now / kSecond, left)
+                "{}{}: {} of {} turns, {:.0f}% cached, {} waiting, {} groups given up, at "
+                "{:.0f} s; about {} left{}",
+                terminal_ ? "\r\x1b[K" : "", policy_, progress.turns_ended, progress.planned_turns,
+                100 * stats.hit_rate, stats.waiting, stats.groups_out, progress.now / kSecond, left,
+                terminal_ ? "" : "\n")
          << std::flush;
   }
 
  private:
   std::ostream& err_;
   std::string policy_;
+  const bool terminal_ = isatty(STDERR_FILENO) != 0;
   std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now(), last_ = start_;
   bool shown_ = false;
 };
