@@ -5,7 +5,7 @@ BUILD_JOBS ?= $(shell nproc)
 # Libraries with threads of their own.
 THREADED := kernels memory exec engine server
 
-.PHONY: help deps release golden test test-release test-asan test-tsan test-fuzz test-cuda-build test-gpu soak demo bench-host bench-cpu bench-server clean
+.PHONY: help deps release golden test test-release test-asan test-tsan test-fuzz test-cuda-build test-gpu soak demo bench-host bench-policies bench-cpu bench-server clean
 
 help:
 	@echo "make demo   agents' sessions through a real MoE under too little memory: static, paper, ours"
@@ -73,6 +73,11 @@ bench-cpu: deps
 bench-host: deps
 	@scripts/build.sh release scheduler_bench
 	@build/release/bench/scheduler_bench
+
+# Policies side by side over sessions, think times, links and routings, simulated; the last line is JSON.
+bench-policies: deps
+	@scripts/build.sh release policy_sweep
+	@build/release/bench/policy_sweep
 
 # 1,000 streams on one io thread; the last line is JSON.
 bench-server: deps

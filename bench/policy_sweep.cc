@@ -201,6 +201,50 @@ nlohmann::json run_point(const Platform& platform, const Options& options, int s
           {"wall_s", wall}};
 }
 
+// Where each policy loses most to `static` at the same point: the claim "never worse" in one table.
+void print_losses(const nlohmann::json& points) {
+  struct Metric {
+    const char *key, *name;
+    bool more_is_better;
+  };
+  constexpr Metric kMetrics[] = {{"requests_per_s", "req/s", true},
+                                 {"ttft_p90_s", "TTFT p90", false},
+                                 {"tpot_mean_ms", "TPOT", false}};
+  struct Loss {
+    double percent = 0;
+    std::string where = "nowhere";
+    int points = 0;  // where it is over 1%
+  };
+  std::map<std::string, std::map<std::string, Loss>> losses;
+  const nlohmann::json* base = nullptr;  // comes before the others of its point
+  for (const nlohmann::json& point : points) {
+    if (point["policy"] == "static") {
+      base = &point;
+    } else if (base != nullptr) {
+      for (const Metric& metric : kMetrics) {
+        const double ours = point[metric.key], theirs = (*base)[metric.key];
+        const double percent =
+            100 * (metric.more_is_better ? theirs / std::max(ours, 1e-9) : ours / theirs) - 100;
+        Loss& loss = losses[point["policy"]][metric.name];
+        loss.points += percent > 1;
+        if (percent <= loss.percent) continue;
+        loss.percent = percent;
+        loss.where = fmt::format("{}, {} sessions, think {} s, link x {}, cold {}",
+                                 point["platform"].get<std::string>(), point["sessions"].get<int>(),
+                                 point["think_s"].get<double>(), point["link"].get<double>(),
+                                 point["cold_popularity"].get<double>());
+      }
+    }
+  }
+  for (const auto& [policy, by_metric] : losses) {
+    for (const auto& [metric, loss] : by_metric) {
+      fmt::print(
+          "{:<17} {:<8} at most {:>6.1f}% worse than static, over 1% at {:>2} points; most at {}\n",
+          policy, metric, loss.percent, loss.points, loss.where);
+    }
+  }
+}
+
 void run(const Options& options) {
   fmt::print(
       "simulated: {}% of experts may go\n{:<15} {:>3} {:>5} {:>4} {:>5} {:<17} {:>7} {:>7} {:>7} "
@@ -219,6 +263,7 @@ void run(const Options& options) {
             for (const std::string& policy : options.policies)
               points.push_back(run_point(platform, options, c, think, link, cold, policy));
   }
+  print_losses(points);
   fmt::print("{}\n", nlohmann::json{{"simulated", true}, {"points", points}}.dump());
 }
 
