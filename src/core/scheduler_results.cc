@@ -52,7 +52,9 @@ void Scheduler::Impl::take_samples(const SentPlan& step, const StepResult& resul
 void Scheduler::Impl::append(RequestState& request, const SampledToken& sample) {
   --request.pending;
   if (sample.invalid) {
-    finish(request, FinishReason::kError, "the model's output is not a number (NaN logits)");
+    finish(request, FinishReason::kError,
+           "no token could be sampled: the logits are not numbers (NaN), or the output's grammar "
+           "has failed (see the log)");
     return;
   }
   request.tokens.push_back(sample.token);

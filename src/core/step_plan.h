@@ -106,7 +106,7 @@ struct SampledToken {
   TokenId token = 0;
   float logprob = 0;
   std::vector<std::pair<TokenId, float>> top_logprobs;
-  bool invalid = false;  // the logits held NaN: the request fails, the others go on
+  bool invalid = false;  // NaN logits or a failed grammar: the request fails, the others go on
 };
 
 // What staging did in one step, on this rank.

@@ -257,6 +257,61 @@ TEST(CpuExecutor, TokensOutsideTheVocabularyFailTheirRequestAlone) {
   EXPECT_EQ(executor.wait().tokens[0].token, mixed.tokens[0].token);
 }
 
+// Allows everything, and throws when it is started, asked for a mask or given a token.
+struct ThrowingGrammar final : TokenGrammar {
+  enum Place { kStart, kFill, kAccept };
+  explicit ThrowingGrammar(Place at) : place(at) {}
+  struct Matcher final : TokenMatcher {
+    explicit Matcher(Place at) : place(at) {}
+    void fill(std::span<uint32_t> allowed) override {
+      if (place == kFill) throw std::runtime_error("no mask");
+      std::fill(allowed.begin(), allowed.end(), ~0u);
+    }
+    bool accept(TokenId) override {
+      if (place == kAccept) throw std::runtime_error("no state");
+      return true;
+    }
+    Place place;
+  };
+  std::unique_ptr<TokenMatcher> start(std::span<const TokenId>) const override {
+    if (place == kStart) throw std::runtime_error("no start");
+    return std::make_unique<Matcher>(place);
+  }
+  Place place;
+};
+
+TEST(CpuExecutor, AGrammarThatThrowsFailsItsRequestAlone) {
+  RealClock clock;
+  CpuExecutor executor(golden_config("mixtral", 0), clock);
+  const auto run = [&](const StepPlan& plan) {
+    executor.submit(plan);
+    return executor.wait().tokens;
+  };
+  StepPlan next;
+  next.step = 2;
+  next.batch = {{0, 3, 1, true, {}}};
+  const TokenId first = run(single(1, {1, 2, 3}, {0, 1}))[0].token;
+  const TokenId second = run(next)[0].token;
+
+  using Place = ThrowingGrammar::Place;
+  for (const Place place : {Place::kStart, Place::kFill, Place::kAccept}) {
+    StepPlan plan = single(1, {1, 2, 3}, {0, 1});
+    plan.reset = true;
+    plan.start.push_back(start_request(1, {1, 2, 3}, {2, 3}));
+    plan.start.back().sampling.grammar = std::make_shared<ThrowingGrammar>(place);
+    plan.batch.push_back({1, 0, 3, true, {}});
+    const std::vector<SampledToken> tokens = run(plan);
+    EXPECT_EQ(tokens.at(0).token, first);
+    EXPECT_EQ(tokens.at(1).invalid, place != Place::kAccept);  // its first mask came
+    StepPlan both = next;
+    both.batch.push_back({1, 3, 1, true, {}});
+    const std::vector<SampledToken> more = run(both);
+    EXPECT_EQ(more.at(0).token, second);
+    EXPECT_FALSE(more.at(0).invalid);
+    EXPECT_TRUE(more.at(1).invalid);
+  }
+}
+
 // A copy of a golden checkpoint in which one token's embedding is not a number.
 class PoisonedModel {
  public:

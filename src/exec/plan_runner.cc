@@ -175,7 +175,10 @@ void PlanRunner::sample(std::span<float> logits, StepResult& result) {
     token.top_logprobs = std::move(samples_[i].top_logprobs);
     token.invalid = samples_[i].invalid || !row.valid;
     // The plan after this one may already count on a token: an invalid one is as good as any.
-    if (token.invalid) token.token = 0;
+    if (token.invalid) {
+      token.token = 0;
+      row.valid = false;
+    }
     row.append(token.token);
     result.tokens.push_back(std::move(token));
   }

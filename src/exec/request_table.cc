@@ -1,5 +1,7 @@
 #include "exec/request_table.h"
 
+#include <spdlog/spdlog.h>
+
 #include <limits>
 
 #include "base/error.h"
@@ -19,9 +21,11 @@ SampleParams RunningRequest::sample_params() {
   const std::span<const TokenId> all(tokens);
   p.prompt = all.first(static_cast<size_t>(prompt_tokens));
   p.output = all.subspan(static_cast<size_t>(prompt_tokens));
-  if (matcher != nullptr) {
-    matcher->fill(allowed);
-    p.allowed = allowed;
+  if (sampling.grammar != nullptr) {
+    use_grammar([&] {
+      matcher->fill(allowed);
+      p.allowed = allowed;
+    });
   }
   p.seed = sampling.seed;
   p.counter = static_cast<uint64_t>(num_output());
@@ -31,7 +35,33 @@ SampleParams RunningRequest::sample_params() {
 
 void RunningRequest::append(TokenId token) {
   tokens.push_back(token);
-  if (matcher != nullptr && !matcher->accept(token)) valid = false;
+  if (sampling.grammar != nullptr) use_grammar([&] { follow(token); });
+}
+
+// After a preemption the output so far is followed anew.
+void RunningRequest::start_grammar(int vocab_size) {
+  if (sampling.grammar == nullptr) return;
+  use_grammar([&] {
+    matcher = sampling.grammar->start(sampling.stop_token_ids);
+    allowed.assign((static_cast<size_t>(vocab_size) + 31) / 32, 0);
+    for (size_t i = static_cast<size_t>(prompt_tokens); i < tokens.size(); ++i) follow(tokens[i]);
+  });
+}
+
+void RunningRequest::follow(TokenId token) {
+  if (!matcher->accept(token)) throw Error("token {} came, which it does not allow", token);
+}
+
+// Grammars come from clients: whatever goes wrong in one is its request's fault alone.
+template <typename Use>
+void RunningRequest::use_grammar(Use use) {
+  if (!valid) return;
+  try {
+    use();
+  } catch (const std::exception& error) {
+    spdlog::error("request {}: its grammar has failed: {}", id, error.what());
+    valid = false;
+  }
 }
 
 RunningRequest& RequestTable::row(RequestSlot slot) {
@@ -79,20 +109,11 @@ void RequestTable::start(const StartRequest& request) {
     row.valid = false;
     token = 0;  // what it computes is thrown away, but may not read outside the embedding
   }
-  if (row.sampling.grammar != nullptr) follow_grammar(row);
+  row.start_grammar(vocab_size_);
   if (row.num_output() >= row.sampling.min_tokens) return;
   row.early_bias = row.sampling.logit_bias;
   for (TokenId token : row.sampling.stop_token_ids) {
     row.early_bias.emplace_back(token, -std::numeric_limits<float>::infinity());
-  }
-}
-
-// After a preemption the output so far is followed anew.
-void RequestTable::follow_grammar(RunningRequest& row) const {
-  row.matcher = row.sampling.grammar->start(row.sampling.stop_token_ids);
-  row.allowed.assign((static_cast<size_t>(vocab_size_) + 31) / 32, 0);
-  for (size_t i = static_cast<size_t>(row.prompt_tokens); i < row.tokens.size(); ++i) {
-    if (!row.matcher->accept(row.tokens[i])) row.valid = false;
   }
 }
 

@@ -2,8 +2,9 @@
 // a slot, kept from the plans' deltas.
 //
 // Used by the executor's worker thread only. It trusts the scheduler: a plan that does not fit the
-// table is a broken invariant. It does not trust tokens: those outside the vocabulary mark the row
-// invalid, which fails that request and no other.
+// table is a broken invariant. It does not trust tokens nor grammars: a token outside the
+// vocabulary, or a grammar that throws, marks its row invalid, which fails that request and no
+// other.
 #pragma once
 
 #include <memory>
@@ -17,7 +18,7 @@ namespace vamp {
 
 struct RunningRequest {
   bool active = false;
-  bool valid = true;  // false: some token lies outside the vocabulary; what it samples is invalid
+  bool valid = true;  // false: what it samples is invalid
   RequestId id = 0;
   std::vector<TokenId> tokens;  // prompt and output, the newest sampled token included
   int prompt_tokens = 0;
@@ -33,6 +34,12 @@ struct RunningRequest {
   // For the token that comes next. Refers to this row: valid until it changes.
   SampleParams sample_params();
   void append(TokenId token);
+  void start_grammar(int vocab_size);
+
+ private:
+  void follow(TokenId token);
+  template <typename Use>
+  void use_grammar(Use use);
 };
 
 class RequestTable {
@@ -47,7 +54,6 @@ class RequestTable {
 
  private:
   void start(const StartRequest& request);
-  void follow_grammar(RunningRequest& row) const;
 
   int vocab_size_;
   std::vector<RunningRequest> rows_;
