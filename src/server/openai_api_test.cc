@@ -1,6 +1,8 @@
 // OpenAI's APIs over a real socket: chat, completions, models, errors.
 #include <gmock/gmock.h>
 
+#include <regex>
+
 #include "server/test_support.h"
 
 namespace vamp {
@@ -73,6 +75,51 @@ TEST_F(OpenAiApi, ChatStreamsTheSameText) {
       EXPECT_EQ(event["id"], events[0]["id"]);
     }
   }
+}
+
+// To the byte, but for the time: what stands around a choice, whole and streamed.
+TEST_F(OpenAiApi, AnswersAreWrittenAsTheyAlwaysWere) {
+  const auto answer = [&](const std::string& path, json body, bool streamed) {
+    body.update({{"max_tokens", 1}, {"return_token_ids", true}});
+    if (streamed) {
+      body["stream"] = true;
+      body["stream_options"] = {{"include_usage", true}, {"continuous_usage_stats", true}};
+    }
+    const std::string text = post(port_, path, body, "X-Request-Id: me\r\n").body;
+    return std::regex_replace(text, std::regex("\"created\":[0-9]+"), "\"created\":0");
+  };
+  const auto usage = [](int prompt) {
+    return fmt::format(R"("usage":{{"prompt_tokens":{},"total_tokens":{},"completion_tokens":1,)"
+                       R"("prompt_tokens_details":{{"cached_tokens":0}}}})",
+                       prompt, prompt + 1);
+  };
+  const auto head = [](const char* id, const char* object) {
+    return fmt::format(R"({{"id":"{}","object":"{}","created":0,"model":"test-model","choices":[)",
+                       id, object);
+  };
+  EXPECT_EQ(
+      answer("/v1/chat/completions", chat_body(), false),
+      head("chatcmpl-me", "chat.completion") +
+          R"({"index":0,"message":{"role":"assistant","content":"H","refusal":null},)"
+          R"("logprobs":null,"finish_reason":"length","stop_reason":null,"token_ids":[39]}],)" +
+          usage(15) +
+          R"(,"prompt_token_ids":[27,580,262,29,39,72,198,27,423,82,72,257,309,83,29]})");
+  const std::string chunk = "data: " + head("chatcmpl-me", "chat.completion.chunk");
+  EXPECT_EQ(answer("/v1/chat/completions", chat_body(), true),
+            chunk + R"({"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,)" +
+                R"("finish_reason":null}],)" + usage(15) + "}\n\n" + chunk +
+                R"({"index":0,"delta":{"content":"H"},"logprobs":null,"finish_reason":"length",)" +
+                R"("stop_reason":null,"token_ids":[39]}],)" + usage(15) + "}\n\n" + chunk + "]," +
+                usage(15) + "}\n\ndata: [DONE]\n\n");
+  const std::string text = head("cmpl-me", "text_completion");
+  const std::string choice =
+      R"({"index":0,"text":"H","logprobs":null,"finish_reason":"length","stop_reason":null,)"
+      R"("token_ids":[39])";
+  EXPECT_EQ(answer("/v1/completions", {{"prompt", {7}}}, false),
+            text + choice + R"(,"prompt_token_ids":[7]}],)" + usage(1) + "}");
+  EXPECT_EQ(answer("/v1/completions", {{"prompt", {7}}}, true),
+            "data: " + text + choice + "}]," + usage(1) + "}\n\ndata: " + text + "]," + usage(1) +
+                "}\n\ndata: [DONE]\n\n");
 }
 
 TEST_F(OpenAiApi, CompletionsTakeEveryKindOfPrompt) {

@@ -23,23 +23,21 @@ Json tool_call_json(const ToolCallDelta& call, bool delta) {
   return json;
 }
 
-class ChatFormat final : public OutputFormat {
+class ChatFormat final : public OpenAiFormat {
  public:
   ChatFormat(const ChatRequest& request, const Service& service, std::string id,
              const Tokenizer& tokenizer)
-      : request_(request), tokenizer_(tokenizer), id_(std::move(id)), model_(shown_model(service)) {
-    prefix_ = fmt::format(
-        R"(data: {{"id":"{}","object":"chat.completion.chunk","created":{},"model":{},"choices":[)",
-        id_, created_, dump(Json(model_)));
-  }
+      : OpenAiFormat(request.stream, std::move(id), shown_model(service), "chat.completion.chunk"),
+        request_(request),
+        tokenizer_(tokenizer) {}
 
   void begin(const Generation& generation, std::string& out) override {
     for (size_t c = 0; c < generation.choices(); ++c) {
-      open_chunk(c, out);
+      open_delta(c, out);
       out += R"("role":"assistant","content":")";
       if (request_.echo) append_escaped(request_.last_message, out);
       out += '"';
-      close_chunk(c, {}, generation, out);
+      close_delta(c, {}, generation, out);
     }
   }
 
@@ -50,7 +48,7 @@ class ChatFormat final : public OutputFormat {
                       !delta.message.tool_calls.empty() || !delta.logprobs.empty() ||
                       !delta.token_ids.empty();
     if (!said && !delta.finished) return;
-    open_chunk(choice, out);
+    open_delta(choice, out);
     const char* separator = "";
     const auto text = [&](const char* name, const std::string& value) {
       out += separator;
@@ -72,61 +70,36 @@ class ChatFormat final : public OutputFormat {
       out += R"("tool_calls":)";
       out += dump(calls);
     }
-    close_chunk(choice, delta, generation, out);
-  }
-
-  void end(const Generation& generation, std::string& out) override {
-    if (request_.stream.include_usage) {
-      out += prefix_ + "],";
-      append_usage(generation, out);
-      out += "}\n\n";
-    }
-    out += "data: [DONE]\n\n";
-  }
-
-  void error(const ApiError& error, std::string& out) override {
-    out += "data: " + error.json() + "\n\ndata: [DONE]\n\n";
+    close_delta(choice, delta, generation, out);
   }
 
   std::string whole(const std::vector<ChoiceResult>& choices,
                     const Generation& generation) override {
-    Json json = {{"id", id_},
-                 {"object", "chat.completion"},
-                 {"created", created_},
-                 {"model", model_},
-                 {"choices", Json::array()}};
+    Json json = envelope("chat.completion", generation);
     for (size_t c = 0; c < choices.size(); ++c)
       json["choices"].push_back(choice_json(c, choices[c], generation.choice(c).end()));
-    json["usage"] = usage_json(generation);
     if (request_.generation.choice.token_ids)
       json["prompt_token_ids"] = request_.generation.prompts.front();
     return dump(json);
   }
 
  private:
-  void open_chunk(size_t choice, std::string& out) const {
-    out += prefix_;
-    fmt::format_to(std::back_inserter(out), R"({{"index":{},"delta":{{)", choice);
+  void open_delta(size_t choice, std::string& out) const {
+    open_chunk(choice, out);
+    out += R"(,"delta":{)";
   }
 
-  void close_chunk(size_t choice, const ChoiceDelta& delta, const Generation& generation,
+  void close_delta(size_t choice, const ChoiceDelta& delta, const Generation& generation,
                    std::string& out) const {
     out += R"(},"logprobs":)";
     out += delta.logprobs.empty() ? "null" : dump(logprobs_json(delta.logprobs));
     if (delta.finished) {
       const ChoiceEnd& end = generation.choice(choice).end();
-      fmt::format_to(std::back_inserter(out), R"(,"finish_reason":"{}","stop_reason":{})",
-                     shown_reason(end), dump(stop_reason_json(end)));
+      append_finish(shown_reason(end), end, out);
     } else {
       out += R"(,"finish_reason":null)";
     }
-    append_token_ids(delta.token_ids, out);
-    out += "}]";
-    if (request_.stream.continuous_usage) {
-      out += ',';
-      append_usage(generation, out);
-    }
-    out += "}\n\n";
+    close_chunk(delta, generation, out);
   }
 
   // As OpenAI has it: a call that was the model's own choice ends with "tool_calls".
@@ -173,9 +146,6 @@ class ChatFormat final : public OutputFormat {
 
   const ChatRequest& request_;
   const Tokenizer& tokenizer_;
-  const std::string id_, model_;
-  const int64_t created_ = unix_time();
-  std::string prefix_;
 };
 
 HttpResponse rendered_response(const ChatRequest& request) {

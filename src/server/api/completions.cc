@@ -10,18 +10,14 @@ namespace {
 
 namespace asio = boost::asio;
 
-class CompletionFormat final : public OutputFormat {
+class CompletionFormat final : public OpenAiFormat {
  public:
   CompletionFormat(const CompletionRequest& request, const Service& service, std::string id,
                    const Tokenizer& tokenizer)
-      : request_(request), tokenizer_(tokenizer), id_(std::move(id)) {
-    prefix_ = fmt::format(
-        R"(data: {{"id":"{}","object":"text_completion","created":{},"model":{},"choices":[)", id_,
-        created_, dump(Json(shown_model(service))));
-    model_ = shown_model(service);
-    text_ends_.resize(request.generation.prompts.size() *
-                      static_cast<size_t>(request.generation.n));
-  }
+      : OpenAiFormat(request.stream, std::move(id), shown_model(service), kObject),
+        request_(request),
+        tokenizer_(tokenizer),
+        text_ends_(request.generation.prompts.size() * static_cast<size_t>(request.generation.n)) {}
 
   void begin(const Generation& generation, std::string& out) override {
     if (!request_.echo) return;
@@ -37,26 +33,9 @@ class CompletionFormat final : public OutputFormat {
     chunk(choice, delta, generation, out);
   }
 
-  void end(const Generation& generation, std::string& out) override {
-    if (request_.stream.include_usage) {
-      out += prefix_ + "],";
-      append_usage(generation, out);
-      out += "}\n\n";
-    }
-    out += "data: [DONE]\n\n";
-  }
-
-  void error(const ApiError& error, std::string& out) override {
-    out += "data: " + error.json() + "\n\ndata: [DONE]\n\n";
-  }
-
   std::string whole(const std::vector<ChoiceResult>& choices,
                     const Generation& generation) override {
-    Json json = {{"id", id_},
-                 {"object", "text_completion"},
-                 {"created", created_},
-                 {"model", model_},
-                 {"choices", Json::array()}};
+    Json json = envelope(kObject, generation);
     for (size_t c = 0; c < choices.size(); ++c) {
       const ChoiceEnd& end = generation.choice(c).end();
       Json choice = {
@@ -74,32 +53,26 @@ class CompletionFormat final : public OutputFormat {
       }
       json["choices"].push_back(std::move(choice));
     }
-    json["usage"] = usage_json(generation);
     return dump(json);
   }
 
  private:
+  static constexpr const char* kObject = "text_completion";  // also of a chunk
+
   void chunk(size_t choice, const ChoiceDelta& delta, const Generation& generation,
              std::string& out) {
-    out += prefix_;
-    fmt::format_to(std::back_inserter(out), R"({{"index":{},"text":")", choice);
+    open_chunk(choice, out);
+    out += R"(,"text":")";
     append_escaped(delta.message.content, out);
     out += R"(","logprobs":)";
     out += delta.logprobs.empty() ? "null" : dump(logprobs(choice, delta.logprobs));
     if (delta.finished) {
       const ChoiceEnd& end = generation.choice(choice).end();
-      fmt::format_to(std::back_inserter(out), R"(,"finish_reason":"{}","stop_reason":{})",
-                     end.reason, dump(stop_reason_json(end)));
+      append_finish(end.reason, end, out);
     } else {
       out += R"(,"finish_reason":null,"stop_reason":null)";
     }
-    append_token_ids(delta.token_ids, out);
-    out += "}]";
-    if (request_.stream.continuous_usage) {
-      out += ',';
-      append_usage(generation, out);
-    }
-    out += "}\n\n";
+    close_chunk(delta, generation, out);
   }
 
   Json logprobs(size_t choice, const std::vector<TokenLogprob>& tokens) {
@@ -124,9 +97,6 @@ class CompletionFormat final : public OutputFormat {
 
   const CompletionRequest& request_;
   const Tokenizer& tokenizer_;
-  const std::string id_;
-  const int64_t created_ = unix_time();
-  std::string model_, prefix_;
   std::vector<size_t> text_ends_;  // by choice: bytes of the tokens shown in logprobs
 };
 

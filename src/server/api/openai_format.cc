@@ -1,6 +1,39 @@
 #include "server/api/openai_format.h"
 
+#include "server/api/request_common.h"
+
 namespace vamp {
+namespace {
+
+Json usage_json(const Generation& generation) {
+  const int prompt = generation.prompt_tokens(), completion = generation.completion_tokens();
+  return {{"prompt_tokens", prompt},
+          {"total_tokens", prompt + completion},
+          {"completion_tokens", completion},
+          {"prompt_tokens_details", {{"cached_tokens", generation.cached_tokens()}}}};
+}
+
+// "usage":{...}
+void append_usage(const Generation& generation, std::string& out) {
+  const int prompt = generation.prompt_tokens(), completion = generation.completion_tokens();
+  fmt::format_to(std::back_inserter(out),
+                 R"("usage":{{"prompt_tokens":{},"total_tokens":{},"completion_tokens":{},)"
+                 R"("prompt_tokens_details":{{"cached_tokens":{}}}}})",
+                 prompt, prompt + completion, completion, generation.cached_tokens());
+}
+
+// ,"token_ids":[...] where there are any
+void append_token_ids(const std::vector<TokenId>& ids, std::string& out) {
+  if (ids.empty()) return;
+  out += R"(,"token_ids":)";
+  for (size_t i = 0; i < ids.size(); ++i) {
+    out += i == 0 ? '[' : ',';
+    out += std::to_string(ids[i]);
+  }
+  out += ']';
+}
+
+}  // namespace
 
 StreamOptions read_stream_options(const Fields& body) {
   StreamOptions options;
@@ -15,30 +48,52 @@ StreamOptions read_stream_options(const Fields& body) {
   return options;
 }
 
-Json usage_json(const Generation& generation) {
-  const int prompt = generation.prompt_tokens(), completion = generation.completion_tokens();
-  return {{"prompt_tokens", prompt},
-          {"total_tokens", prompt + completion},
-          {"completion_tokens", completion},
-          {"prompt_tokens_details", {{"cached_tokens", generation.cached_tokens()}}}};
+OpenAiFormat::OpenAiFormat(const StreamOptions& stream, std::string id, std::string model,
+                           const char* chunk_object)
+    : stream_(stream),
+      id_(std::move(id)),
+      model_(std::move(model)),
+      created_(unix_time()),
+      prefix_(fmt::format(R"(data: {{"id":"{}","object":"{}","created":{},"model":{},"choices":[)",
+                          id_, chunk_object, created_, dump(Json(model_)))) {}
+
+void OpenAiFormat::open_chunk(size_t choice, std::string& out) const {
+  out += prefix_;
+  fmt::format_to(std::back_inserter(out), R"({{"index":{})", choice);
 }
 
-void append_usage(const Generation& generation, std::string& out) {
-  const int prompt = generation.prompt_tokens(), completion = generation.completion_tokens();
-  fmt::format_to(std::back_inserter(out),
-                 R"("usage":{{"prompt_tokens":{},"total_tokens":{},"completion_tokens":{},)"
-                 R"("prompt_tokens_details":{{"cached_tokens":{}}}}})",
-                 prompt, prompt + completion, completion, generation.cached_tokens());
-}
-
-void append_token_ids(const std::vector<TokenId>& ids, std::string& out) {
-  if (ids.empty()) return;
-  out += R"(,"token_ids":)";
-  for (size_t i = 0; i < ids.size(); ++i) {
-    out += i == 0 ? '[' : ',';
-    out += std::to_string(ids[i]);
+void OpenAiFormat::close_chunk(const ChoiceDelta& delta, const Generation& generation,
+                               std::string& out) const {
+  append_token_ids(delta.token_ids, out);
+  out += "}]";
+  if (stream_.continuous_usage) {
+    out += ',';
+    append_usage(generation, out);
   }
-  out += ']';
+  out += "}\n\n";
+}
+
+void OpenAiFormat::end(const Generation& generation, std::string& out) {
+  if (stream_.include_usage) {
+    out += prefix_ + "],";
+    append_usage(generation, out);
+    out += "}\n\n";
+  }
+  out += "data: [DONE]\n\n";
+}
+
+void OpenAiFormat::error(const ApiError& error, std::string& out) {
+  out += "data: " + error.json() + "\n\ndata: [DONE]\n\n";
+}
+
+Json OpenAiFormat::envelope(const char* object, const Generation& generation) const {
+  return {{"id", id_},       {"object", object},         {"created", created_},
+          {"model", model_}, {"choices", Json::array()}, {"usage", usage_json(generation)}};
+}
+
+void append_finish(const std::string& reason, const ChoiceEnd& end, std::string& out) {
+  fmt::format_to(std::back_inserter(out), R"(,"finish_reason":"{}","stop_reason":{})", reason,
+                 dump(stop_reason_json(end)));
 }
 
 Json stop_reason_json(const ChoiceEnd& end) {

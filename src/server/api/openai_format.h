@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "server/api/fields.h"
 #include "server/api/run_generation.h"
@@ -16,11 +17,31 @@ struct StreamOptions {
 };
 StreamOptions read_stream_options(const Fields& body);
 
-Json usage_json(const Generation& generation);
-void append_usage(const Generation& generation, std::string& out);  // "usage":{...}
+// What chat and completions wrap their choices in; what a choice looks like is theirs.
+class OpenAiFormat : public OutputFormat {
+ public:
+  void end(const Generation& generation, std::string& out) final;
+  void error(const ApiError& error, std::string& out) final;
 
-// ,"token_ids":[...] where there are any
-void append_token_ids(const std::vector<TokenId>& ids, std::string& out);
+ protected:
+  OpenAiFormat(const StreamOptions& stream, std::string id, std::string model,
+               const char* chunk_object);
+
+  // data: {...,"choices":[{"index":0 and, behind what the choice has, the rest of the chunk.
+  void open_chunk(size_t choice, std::string& out) const;
+  void close_chunk(const ChoiceDelta& delta, const Generation& generation, std::string& out) const;
+  // An answer that is not streamed, yet without choices.
+  Json envelope(const char* object, const Generation& generation) const;
+
+ private:
+  const StreamOptions stream_;
+  const std::string id_, model_;
+  const int64_t created_;
+  const std::string prefix_;  // of a chunk
+};
+
+// ,"finish_reason":...,"stop_reason":...
+void append_finish(const std::string& reason, const ChoiceEnd& end, std::string& out);
 
 // "stop_reason":... as vLLM has it.
 Json stop_reason_json(const ChoiceEnd& end);
