@@ -22,20 +22,8 @@ CublasLt load() {
     function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(dlsym(library, name));
     if (!function) throw Error("{} has no {}: it is not cuBLAS 13's", kLibrary, name);
   };
-#define VAMP_CUBLAS_LT(name) find(lt.name, "cublasLt" #name)
-  VAMP_CUBLAS_LT(Create);
-  VAMP_CUBLAS_LT(Destroy);
-  VAMP_CUBLAS_LT(Matmul);
-  VAMP_CUBLAS_LT(MatmulDescCreate);
-  VAMP_CUBLAS_LT(MatmulDescDestroy);
-  VAMP_CUBLAS_LT(MatmulDescSetAttribute);
-  VAMP_CUBLAS_LT(MatrixLayoutCreate);
-  VAMP_CUBLAS_LT(MatrixLayoutDestroy);
-  VAMP_CUBLAS_LT(MatmulPreferenceCreate);
-  VAMP_CUBLAS_LT(MatmulPreferenceDestroy);
-  VAMP_CUBLAS_LT(MatmulPreferenceSetAttribute);
-  VAMP_CUBLAS_LT(MatmulAlgoGetHeuristic);
-  VAMP_CUBLAS_LT(GetStatusString);
+#define VAMP_CUBLAS_LT(name) find(lt.name, "cublasLt" #name);
+  VAMP_CUBLAS_LT_FUNCTIONS(VAMP_CUBLAS_LT)
 #undef VAMP_CUBLAS_LT
   return lt;
 }

@@ -4,23 +4,27 @@
 
 #include <cublasLt.h>
 
+// Those that are used, X(name) for each without its prefix.
+#define VAMP_CUBLAS_LT_FUNCTIONS(X) \
+  X(Create)                         \
+  X(Destroy)                        \
+  X(Matmul)                         \
+  X(MatmulDescCreate)               \
+  X(MatmulDescDestroy)              \
+  X(MatmulDescSetAttribute)         \
+  X(MatrixLayoutCreate)             \
+  X(MatrixLayoutDestroy)            \
+  X(MatmulPreferenceCreate)         \
+  X(MatmulPreferenceDestroy)        \
+  X(MatmulPreferenceSetAttribute)   \
+  X(MatmulAlgoGetHeuristic)         \
+  X(GetStatusString)
+
 namespace vamp::cuda {
 
 struct CublasLt {
-#define VAMP_CUBLAS_LT(name) decltype(&::cublasLt##name) name = nullptr
-  VAMP_CUBLAS_LT(Create);
-  VAMP_CUBLAS_LT(Destroy);
-  VAMP_CUBLAS_LT(Matmul);
-  VAMP_CUBLAS_LT(MatmulDescCreate);
-  VAMP_CUBLAS_LT(MatmulDescDestroy);
-  VAMP_CUBLAS_LT(MatmulDescSetAttribute);
-  VAMP_CUBLAS_LT(MatrixLayoutCreate);
-  VAMP_CUBLAS_LT(MatrixLayoutDestroy);
-  VAMP_CUBLAS_LT(MatmulPreferenceCreate);
-  VAMP_CUBLAS_LT(MatmulPreferenceDestroy);
-  VAMP_CUBLAS_LT(MatmulPreferenceSetAttribute);
-  VAMP_CUBLAS_LT(MatmulAlgoGetHeuristic);
-  VAMP_CUBLAS_LT(GetStatusString);
+#define VAMP_CUBLAS_LT(name) decltype(&::cublasLt##name) name = nullptr;
+  VAMP_CUBLAS_LT_FUNCTIONS(VAMP_CUBLAS_LT)
 #undef VAMP_CUBLAS_LT
 };
 
