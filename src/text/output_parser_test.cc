@@ -5,84 +5,18 @@
 
 #include "base/error.h"
 #include "base/random.h"
+#include "text/output_parser_test_support.h"
 
 namespace vamp {
 namespace {
 
 using nlohmann::ordered_json;
+using test::Call;
+using test::Message;
+using test::parse_all_ways;
+using test::reasoning;
+using test::tools;
 using testing::HasSubstr;
-
-struct Call {
-  std::string name, arguments;
-  bool operator==(const Call&) const = default;
-};
-std::ostream& operator<<(std::ostream& out, const Call& call) {
-  return out << call.name << call.arguments;
-}
-
-struct Message {
-  std::string reasoning, content;
-  std::vector<Call> calls;
-  bool operator==(const Message&) const = default;
-};
-std::ostream& operator<<(std::ostream& out, const Message& message) {
-  out << "reasoning: " << message.reasoning << "\ncontent: " << message.content;
-  for (const Call& call : message.calls) out << "\ncall: " << call;
-  return out;
-}
-
-// Puts deltas together as a client does, and holds them to what a client relies on.
-void add(const MessageDelta& delta, Message& message) {
-  message.reasoning += delta.reasoning;
-  message.content += delta.content;
-  for (const ToolCallDelta& call : delta.tool_calls) {
-    const auto index = static_cast<size_t>(call.index);
-    ASSERT_EQ(index == message.calls.size(), !call.id.empty()) << "id comes with the first delta";
-    if (!call.id.empty()) message.calls.push_back({call.name, ""});
-    ASSERT_EQ(index + 1, message.calls.size()) << "deltas go to the last call";
-    message.calls.back().arguments += call.arguments;
-  }
-}
-
-Message parse(const OutputParserOptions& options, const std::vector<std::string>& pieces) {
-  const auto parser = make_output_parser(options);
-  Message message;
-  for (const std::string& piece : pieces) {
-    MessageDelta delta;
-    parser->push(piece, delta);
-    add(delta, message);
-  }
-  MessageDelta last;
-  parser->finish(last);
-  add(last, message);
-  return message;
-}
-
-// The same message whether the text comes whole, byte by byte, or in random pieces.
-Message parse_all_ways(const OutputParserOptions& options, const std::string& text) {
-  const Message whole = parse(options, {text});
-  std::vector<std::string> bytes;
-  for (const char c : text) bytes.emplace_back(1, c);
-  EXPECT_EQ(parse(options, bytes), whole) << text;
-  Random random(3);
-  for (int round = 0; round < 20; ++round) {
-    std::vector<std::string> pieces;
-    for (size_t at = 0; at < text.size();) {
-      const size_t size = 1 + random.below(12);
-      pieces.push_back(text.substr(at, size));
-      at += size;
-    }
-    EXPECT_EQ(parse(options, pieces), whole) << text;
-  }
-  return whole;
-}
-
-OutputParserOptions tools(const std::string& parser) {
-  return {.tool_call_parser = parser};
-}
-OutputParserOptions reasoning(const std::string& parser, bool open = false) {
-  return {.reasoning_parser = parser, .prompt_opens_reasoning = open};
-}
 
 TEST(OutputParser, PlainTextIsContent) {
   EXPECT_EQ(parse_all_ways({}, "a <think> <tool_call>{} {\"name\""),
@@ -307,31 +241,6 @@ TEST(OutputParser, SpecialTokensAreKeptWhereTheyAreMarkers) {
   EXPECT_TRUE(needs_special_tokens(tools("mistral")));
   EXPECT_FALSE(needs_special_tokens(tools("hermes")));
   EXPECT_FALSE(needs_special_tokens({}));
-}
-
-TEST(OutputParser, AConstrainedCallIsTheWholeOutput) {
-  const OutputParserOptions named{.named_tool = "f"};
-  EXPECT_EQ(parse_all_ways(named, "{\"a\": [1, {}]}"),
-            (Message{"", "", {{"f", "{\"a\": [1, {}]}"}}}));
-  EXPECT_EQ(parse_all_ways(named, ""), (Message{}));
-  const OutputParserOptions list{.call_list = true};
-  EXPECT_EQ(parse_all_ways(list,
-                           " [ {\"name\": \"f\", \"parameters\": {\"a\": \"]}\"}} ,\n"
-                           "{\"name\":\"g\",\"parameters\":{}}]\n"),
-            (Message{"", "", {{"f", "{\"a\": \"]}\"}"}, {"g", "{}"}}}));
-  EXPECT_EQ(parse_all_ways({.reasoning_parser = "qwen3", .call_list = true},
-                           "<think>[</think>[{\"name\": \"f\", \"parameters\": {}}]"),
-            (Message{"[", "", {{"f", "{}"}}}));
-}
-
-TEST(OutputParser, AConstrainedCallMayBeCutShortOrNone) {
-  const OutputParserOptions list{.call_list = true};
-  EXPECT_EQ(parse_all_ways(list, "[{\"name\": \"f\", \"parameters\": {\"a\": [1"),
-            (Message{"", "", {{"f", "{\"a\": [1"}}}));
-  for (const std::string text : {"[{\"na", " [", "so [{", "[3]", "[{\"x\": 1}]"})
-    EXPECT_EQ(parse_all_ways(list, text), (Message{"", text, {}}));
-  EXPECT_EQ(parse_all_ways(list, "[{\"name\": \"f\", \"parameters\": {}}] and more"),
-            (Message{"", "and more", {{"f", "{}"}}}));
 }
 
 TEST(OutputParser, ReasoningMarkersAreTold) {
