@@ -192,9 +192,9 @@ size_t resident_bytes() {
   return resident * static_cast<size_t>(sysconf(_SC_PAGESIZE));
 }
 
-LoadedModel load(const BenchOptions& options) {
+ServingParts load(const BenchOptions& options) {
   const ModelConfig config = load_model_config(options.golden + "/qwen3_moe");
-  LoadedModel out;
+  ServingParts out;
   Tokenizer tokenizer(read_text_file(options.golden + "/tokenizers/gpt2/tokenizer.json"), "gpt2");
   MemoryLayoutOptions memory;
   memory.device_bytes = size_t{8} * kGiB;
@@ -255,7 +255,7 @@ int main(int argc, char** argv) {
   served.served_names = {"bench"};
   served.max_waiting_requests = 0;
   auto server = std::make_unique<Server>(served, [&] {
-    LoadedModel model = load(options);
+    ServingParts model = load(options);
     model.listeners = {&first_tokens};
     return model;
   });

@@ -34,10 +34,10 @@ SamplingDefaults sampling_defaults(const std::string& choice, const std::string&
   return load_sampling_defaults(choice == "auto" ? folder : choice);
 }
 
-LoadedModel load_model(const ServeFlags& flags, const MachineSetup& setup,
-                       const ModelConfig& config, const std::string& chat_template) {
+ServingParts load_model(const ServeFlags& flags, const MachineSetup& setup,
+                        const ModelConfig& config, const std::string& chat_template) {
   const auto start = std::chrono::steady_clock::now();
-  LoadedModel out;
+  ServingParts out;
   spdlog::info("reading the tokenizer of {}", setup.model);
   out.text = std::make_unique<TextService>(Tokenizer::load(setup.model), chat_template,
                                            flags.server.text_threads);

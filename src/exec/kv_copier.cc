@@ -6,7 +6,7 @@
 
 namespace vamp {
 
-KvCopier::KvCopier(const KvArena& arena, size_t block_bytes, const HostTier& host,
+KvCopier::KvCopier(const KvArena& arena, size_t block_bytes, const HostTierMemory& host,
                    const Clock& clock)
     : arena_(arena), block_bytes_(block_bytes), host_(host), clock_(clock), thread_([this] {
         work();

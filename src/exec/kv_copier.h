@@ -10,7 +10,7 @@
 
 #include "base/clock.h"
 #include "core/step_plan.h"
-#include "exec/host_tier.h"
+#include "exec/host_tier_memory.h"
 #include "memory/kv_arena.h"
 
 namespace vamp {
@@ -27,7 +27,8 @@ class KvCopier {
   };
 
   // `arena` and `host` must outlive it.
-  KvCopier(const KvArena& arena, size_t block_bytes, const HostTier& host, const Clock& clock);
+  KvCopier(const KvArena& arena, size_t block_bytes, const HostTierMemory& host,
+           const Clock& clock);
   ~KvCopier();
   KvCopier(const KvCopier&) = delete;
   KvCopier& operator=(const KvCopier&) = delete;
@@ -56,7 +57,7 @@ class KvCopier {
 
   const KvArena& arena_;
   const size_t block_bytes_;
-  const HostTier& host_;
+  const HostTierMemory& host_;
   const Clock& clock_;
 
   std::mutex mutex_;  // of all below

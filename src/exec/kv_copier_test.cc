@@ -45,7 +45,7 @@ class KvCopierTest : public testing::Test {
   MemoryLayout layout_;
   test::PatternExperts experts_;
   HbmPartition partition_;
-  HostTier host_;
+  HostTierMemory host_;
   RealClock clock_;
   KvCopier copier_;
 };

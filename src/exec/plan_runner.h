@@ -8,7 +8,7 @@
 #include "base/clock.h"
 #include "core/step_plan.h"
 #include "exec/executor_config.h"
-#include "exec/host_tier.h"
+#include "exec/host_tier_memory.h"
 #include "exec/kv_copier.h"
 #include "exec/loaded_model.h"
 #include "exec/model_runner.h"
@@ -59,7 +59,7 @@ class PlanRunner {
   const int vocab_size_;
   HbmPartition partition_;
   KvCache cache_;
-  HostTier host_;
+  HostTierMemory host_;
   KvCopier copier_;
   MoeExecutor moe_;
   ModelRunner runner_;

@@ -31,7 +31,7 @@ Server::Server(ServerOptions options, Load load)
   }
   loader_ = std::thread([this, load = std::move(load)] {
     try {
-      LoadedModel model = load();
+      ServingParts model = load();
       service_.start(std::move(model.info), std::move(model.text), std::move(model.engine),
                      std::move(model.listeners));
     } catch (const std::exception& error) {

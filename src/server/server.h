@@ -13,7 +13,7 @@
 namespace vamp {
 
 // What loading a model gives.
-struct LoadedModel {
+struct ServingParts {
   ServedModel info;
   std::unique_ptr<TextService> text;
   EngineParts engine;
@@ -22,7 +22,7 @@ struct LoadedModel {
 
 class Server {
  public:
-  using Load = std::function<LoadedModel()>;
+  using Load = std::function<ServingParts()>;
 
   // The port answers when this returns; `load` runs on a thread of its own. Throws Error when the
   // address cannot be bound.

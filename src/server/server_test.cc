@@ -122,7 +122,7 @@ TEST(ServerLoading, ThePortAnswersBeforeTheModelIsThere) {
   ServerOptions options;
   options.http.port = 0;
   options.served_names = {"m"};
-  Server server(options, [&]() -> LoadedModel {
+  Server server(options, [&]() -> ServingParts {
     while (!go) usleep(1000);
     throw Error("model.safetensors: broken");
   });

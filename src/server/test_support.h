@@ -154,11 +154,11 @@ class TestServer {
   SpeakingExecutor::Controls& controls() { return *controls_; }
 
  private:
-  LoadedModel load(const std::string& answer, const std::string& chat_template, int text_threads,
-                   int max_num_seqs) {
+  ServingParts load(const std::string& answer, const std::string& chat_template, int text_threads,
+                    int max_num_seqs) {
     const std::string golden = VAMP_SOURCE_DIR "/tests/golden/";
     const ModelConfig config = load_model_config(golden + "qwen3_moe");
-    LoadedModel out;
+    ServingParts out;
     auto file = nlohmann::json::parse(read_text_file(golden + "tokenizers/gpt2/tokenizer.json"));
     auto& added = file["added_tokens"];
     added.push_back(added.back());  // reasoning must end in a token

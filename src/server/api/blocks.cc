@@ -2,7 +2,7 @@
 
 namespace vamp {
 
-void BlockSequence::open(Block block) {
+void BlockSequence::open(ContentBlock block) {
   finish();
   blocks_.push_back(std::move(block));
   open_ = true;
@@ -15,7 +15,7 @@ void BlockSequence::finish() {
   closed(blocks_.size() - 1, blocks_.back());
 }
 
-void BlockSequence::append(Block::Kind kind, const std::string& text) {
+void BlockSequence::append(ContentBlock::Kind kind, const std::string& text) {
   if (text.empty()) return;
   if (!open_ || blocks_.back().kind != kind) open({kind, {}, {}, {}});
   blocks_.back().text += text;
@@ -23,8 +23,8 @@ void BlockSequence::append(Block::Kind kind, const std::string& text) {
 }
 
 void BlockSequence::append_call(const ToolCallDelta& call) {
-  if (!open_ || blocks_.back().kind != Block::Kind::kToolCall || call_ != call.index) {
-    open({Block::Kind::kToolCall, {}, call.id, call.name});
+  if (!open_ || blocks_.back().kind != ContentBlock::Kind::kToolCall || call_ != call.index) {
+    open({ContentBlock::Kind::kToolCall, {}, call.id, call.name});
     call_ = call.index;
   }
   if (call.arguments.empty()) return;
@@ -33,8 +33,8 @@ void BlockSequence::append_call(const ToolCallDelta& call) {
 }
 
 void BlockSequence::add(const MessageDelta& delta) {
-  append(Block::Kind::kReasoning, delta.reasoning);
-  append(Block::Kind::kText, delta.content);
+  append(ContentBlock::Kind::kReasoning, delta.reasoning);
+  append(ContentBlock::Kind::kText, delta.content);
   for (const ToolCallDelta& call : delta.tool_calls) append_call(call);
 }
 

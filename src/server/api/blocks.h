@@ -10,7 +10,7 @@
 
 namespace vamp {
 
-struct Block {
+struct ContentBlock {
   enum class Kind { kReasoning, kText, kToolCall };
   Kind kind = Kind::kText;
   std::string text;           // of a tool call: its arguments' JSON
@@ -23,19 +23,19 @@ class BlockSequence {
   virtual ~BlockSequence() = default;
   void add(const MessageDelta& delta);
   void finish();  // closes the last one
-  const std::vector<Block>& blocks() const { return blocks_; }
+  const std::vector<ContentBlock>& blocks() const { return blocks_; }
 
  protected:
-  virtual void opened(size_t /*index*/, const Block&) {}
-  virtual void grew(size_t /*index*/, const Block&, std::string_view /*piece*/) {}
-  virtual void closed(size_t /*index*/, const Block&) {}
+  virtual void opened(size_t /*index*/, const ContentBlock&) {}
+  virtual void grew(size_t /*index*/, const ContentBlock&, std::string_view /*piece*/) {}
+  virtual void closed(size_t /*index*/, const ContentBlock&) {}
 
  private:
-  void open(Block block);
-  void append(Block::Kind kind, const std::string& text);
+  void open(ContentBlock block);
+  void append(ContentBlock::Kind kind, const std::string& text);
   void append_call(const ToolCallDelta& call);
 
-  std::vector<Block> blocks_;
+  std::vector<ContentBlock> blocks_;
   bool open_ = false;
   int call_ = -1;  // index of the open tool call
 };

@@ -14,14 +14,14 @@ void append_event(const char* type, const Json& data, std::string& out) {
   out += fmt::format("event: {}\ndata: {}\n\n", type, dump(data));
 }
 
-Json block_json(const Block& block, bool empty) {
+Json block_json(const ContentBlock& block, bool empty) {
   const std::string text = empty ? std::string() : block.text;
   switch (block.kind) {
-    case Block::Kind::kReasoning:
+    case ContentBlock::Kind::kReasoning:
       return {{"type", "thinking"}, {"thinking", text}, {"signature", ""}};
-    case Block::Kind::kText:
+    case ContentBlock::Kind::kText:
       return {{"type", "text"}, {"text", text}};
-    case Block::Kind::kToolCall:
+    case ContentBlock::Kind::kToolCall:
       break;
   }
   Json input = Json::parse(text, nullptr, false);
@@ -34,14 +34,14 @@ class StreamedBlocks final : public BlockSequence {
   std::string* out = nullptr;
 
  private:
-  void opened(size_t index, const Block& block) override {
+  void opened(size_t index, const ContentBlock& block) override {
     append_event("content_block_start",
                  {{"type", "content_block_start"},
                   {"index", index},
                   {"content_block", block_json(block, /*empty=*/true)}},
                  *out);
   }
-  void grew(size_t index, const Block& block, std::string_view piece) override {
+  void grew(size_t index, const ContentBlock& block, std::string_view piece) override {
     static constexpr const char* kTypes[] = {"thinking_delta", "text_delta", "input_json_delta"};
     static constexpr const char* kFields[] = {"thinking", "text", "partial_json"};
     const auto kind = static_cast<size_t>(block.kind);
@@ -51,7 +51,7 @@ class StreamedBlocks final : public BlockSequence {
     append_escaped(piece, *out);
     *out += "\"}}\n\n";
   }
-  void closed(size_t index, const Block&) override {
+  void closed(size_t index, const ContentBlock&) override {
     append_event("content_block_stop", {{"type", "content_block_stop"}, {"index", index}}, *out);
   }
 };
@@ -94,7 +94,7 @@ class MessagesFormat final : public OutputFormat {
     blocks.add(choices.front().message);
     Json message = head();
     message["content"] = Json::array();
-    for (const Block& block : blocks.blocks())
+    for (const ContentBlock& block : blocks.blocks())
       message["content"].push_back(block_json(block, /*empty=*/false));
     stop(generation.choice(0).end(), message);
     message["usage"] = usage(generation);

@@ -10,13 +10,14 @@ namespace {
 
 namespace asio = boost::asio;
 
-std::string item_id(const std::string& response, size_t index, const Block& block) {
+std::string item_id(const std::string& response, size_t index, const ContentBlock& block) {
   static constexpr const char* kPrefixes[] = {"rs", "msg", "fc"};
   return fmt::format("{}_{}_{}", kPrefixes[static_cast<size_t>(block.kind)], response, index);
 }
 
-Json part_json(const Block& block, const std::string& text) {
-  if (block.kind == Block::Kind::kReasoning) return {{"type", "reasoning_text"}, {"text", text}};
+Json part_json(const ContentBlock& block, const std::string& text) {
+  if (block.kind == ContentBlock::Kind::kReasoning)
+    return {{"type", "reasoning_text"}, {"text", text}};
   return {{"type", "output_text"},
           {"text", text},
           {"annotations", Json::array()},
@@ -24,16 +25,16 @@ Json part_json(const Block& block, const std::string& text) {
 }
 
 // An item as it is when it is `done`, or when it begins.
-Json item_json(const std::string& id, const Block& block, bool done) {
+Json item_json(const std::string& id, const ContentBlock& block, bool done) {
   const char* status = done ? "completed" : "in_progress";
-  if (block.kind == Block::Kind::kToolCall) {
+  if (block.kind == ContentBlock::Kind::kToolCall) {
     return {{"type", "function_call"},  {"id", id},
             {"call_id", block.call_id}, {"name", block.name},
             {"status", status},         {"arguments", done ? block.text : std::string()}};
   }
   Json content = Json::array();
   if (done) content.push_back(part_json(block, block.text));
-  if (block.kind == Block::Kind::kReasoning) {
+  if (block.kind == ContentBlock::Kind::kReasoning) {
     return {{"type", "reasoning"},
             {"id", id},
             {"summary", Json::array()},
@@ -60,43 +61,43 @@ class StreamedItems final : public BlockSequence {
   }
 
  private:
-  Json place(size_t index, const Block& block) const {
+  Json place(size_t index, const ContentBlock& block) const {
     Json at = {{"item_id", item_id(response_, index, block)}, {"output_index", index}};
-    if (block.kind != Block::Kind::kToolCall) at["content_index"] = 0;
+    if (block.kind != ContentBlock::Kind::kToolCall) at["content_index"] = 0;
     return at;
   }
 
-  void opened(size_t index, const Block& block) override {
+  void opened(size_t index, const ContentBlock& block) override {
     const Json item = item_json(item_id(response_, index, block), block, /*done=*/false);
     event("response.output_item.added", {{"output_index", index}, {"item", item}});
-    if (block.kind == Block::Kind::kToolCall) return;
+    if (block.kind == ContentBlock::Kind::kToolCall) return;
     Json part = place(index, block);
     part["part"] = part_json(block, "");
     event("response.content_part.added", std::move(part));
   }
 
-  void grew(size_t index, const Block& block, std::string_view piece) override {
+  void grew(size_t index, const ContentBlock& block, std::string_view piece) override {
     static constexpr const char* kTypes[] = {"response.reasoning_text.delta",
                                              "response.output_text.delta",
                                              "response.function_call_arguments.delta"};
     Json data = place(index, block);
     data["delta"] = std::string(piece);
-    if (block.kind == Block::Kind::kText) data["logprobs"] = Json::array();
+    if (block.kind == ContentBlock::Kind::kText) data["logprobs"] = Json::array();
     event(kTypes[static_cast<size_t>(block.kind)], std::move(data));
   }
 
-  void closed(size_t index, const Block& block) override {
+  void closed(size_t index, const ContentBlock& block) override {
     Json data = place(index, block);
-    if (block.kind == Block::Kind::kToolCall) {
+    if (block.kind == ContentBlock::Kind::kToolCall) {
       data["arguments"] = block.text;
       data["name"] = block.name;
       event("response.function_call_arguments.done", std::move(data));
     } else {
       Json part = data;
       data["text"] = block.text;
-      if (block.kind == Block::Kind::kText) data["logprobs"] = Json::array();
-      event(block.kind == Block::Kind::kText ? "response.output_text.done"
-                                             : "response.reasoning_text.done",
+      if (block.kind == ContentBlock::Kind::kText) data["logprobs"] = Json::array();
+      event(block.kind == ContentBlock::Kind::kText ? "response.output_text.done"
+                                                    : "response.reasoning_text.done",
             std::move(data));
       part["part"] = part_json(block, block.text);
       event("response.content_part.done", std::move(part));
@@ -176,7 +177,7 @@ class ResponsesFormat final : public OutputFormat {
     Json json = response_json(cut(generation) ? "incomplete" : "completed", &generation);
     if (cut(generation)) json["incomplete_details"] = {{"reason", "max_output_tokens"}};
     for (size_t i = 0; i < blocks.blocks().size(); ++i) {
-      const Block& block = blocks.blocks()[i];
+      const ContentBlock& block = blocks.blocks()[i];
       json["output"].push_back(item_json(item_id(id_, i, block), block, /*done=*/true));
     }
     return json;

@@ -1,4 +1,4 @@
-#include "exec/host_tier.h"
+#include "exec/host_tier_memory.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -11,7 +11,7 @@
 
 namespace vamp {
 
-HostTier::HostTier(size_t bytes, size_t block_bytes, const std::filesystem::path& file)
+HostTierMemory::HostTierMemory(size_t bytes, size_t block_bytes, const std::filesystem::path& file)
     : blocks_(static_cast<int>(bytes / block_bytes)), block_bytes_(block_bytes) {
   if (blocks_ == 0) return;
   if (!file.empty()) {
@@ -27,7 +27,7 @@ HostTier::HostTier(size_t bytes, size_t block_bytes, const std::filesystem::path
   base_ = static_cast<std::byte*>(memory);
 }
 
-void HostTier::map_file(const std::filesystem::path& file) {
+void HostTierMemory::map_file(const std::filesystem::path& file) {
   const size_t bytes = blocks_ * block_bytes_;
   const int fd = open(file.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
   if (fd < 0) throw Error("host tier: can't create {}: {}", file.string(), std::strerror(errno));
@@ -47,12 +47,12 @@ void HostTier::map_file(const std::filesystem::path& file) {
   file_ = file;
 }
 
-HostTier::~HostTier() {
+HostTierMemory::~HostTierMemory() {
   if (base_ != nullptr) munmap(base_, blocks_ * block_bytes_);
   if (!file_.empty()) unlink(file_.c_str());
 }
 
-std::byte* HostTier::block(HostBlockId id) const {
+std::byte* HostTierMemory::block(HostBlockId id) const {
   VAMP_CHECK(id >= 0 && id < blocks_, "host block {} of {}", id, blocks_);
   return base_ + static_cast<size_t>(id) * block_bytes_;
 }

@@ -10,14 +10,14 @@ namespace vamp {
 
 // Owns `blocks()` places of block_bytes each. Memory is taken from the system as places are first
 // written; a file is made as long as all of them at once, so that a full disk shows at start.
-class HostTier {
+class HostTierMemory {
  public:
   // `bytes` is rounded down to whole blocks. `file` empty: anonymous memory; else it is created, or
   // overwritten, and removed again at the end. Throws Error when the memory or file can't be had.
-  HostTier(size_t bytes, size_t block_bytes, const std::filesystem::path& file);
-  ~HostTier();
-  HostTier(const HostTier&) = delete;
-  HostTier& operator=(const HostTier&) = delete;
+  HostTierMemory(size_t bytes, size_t block_bytes, const std::filesystem::path& file);
+  ~HostTierMemory();
+  HostTierMemory(const HostTierMemory&) = delete;
+  HostTierMemory& operator=(const HostTierMemory&) = delete;
 
   int blocks() const { return blocks_; }
   std::byte* block(HostBlockId id) const;
