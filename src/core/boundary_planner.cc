@@ -89,7 +89,9 @@ double BoundaryPlanner::reachable_batch(int groups_out, Micros now) const {
   const double running = std::max(1.0, batch_.value());
   const bool limited = now - last_room_limited_ < kRoomLimitedFor;
   const double wanted = running + (limited ? waiting_.value() : 0);
-  const double fits = context_.value() > 0 ? pool_tokens(groups_out) / context_.value() : wanted;
+  // Requests come whole: on average room for half of one stays empty.
+  const double fits =
+      context_.value() > 0 ? pool_tokens(groups_out) / context_.value() - 0.5 : wanted;
   return std::max(1.0, std::min(wanted, fits));
 }
 
@@ -117,6 +119,15 @@ BoundaryPlanner::Forecast BoundaryPlanner::forecast(int groups_out, double host_
       price::engine_time_per_turn(prefill, output_.value(), result.batch, step);
   result.tpot = result.engine_per_turn * result.batch / std::max(1.0, output_.value());
   return result;
+}
+
+bool BoundaryPlanner::worth_restoring(int more, int fewer, double host_tokens, Micros now) const {
+  const auto missed = [&](int groups_out) {
+    return reuse_.prefill_per_turn(pool_tokens(groups_out) + host_tokens, prefill_.cost());
+  };
+  const double decodes = std::max(1.0, batch_.value());
+  const Micros faster_step = mean_step_delay(more, decodes) - mean_step_delay(fewer, decodes);
+  return faster_step * steps_per_us() > (missed(fewer) - missed(more)) / service_interval(now);
 }
 
 int BoundaryPlanner::target(Micros now, double host_tokens, Micros interval) {

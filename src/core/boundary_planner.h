@@ -56,6 +56,8 @@ class BoundaryPlanner {
     double batch = 0;
   };
   Forecast forecast(int groups_out, double host_tokens, Micros now) const;
+  // Whether `fewer` groups out take less engine time than `more`, with as many requests running.
+  bool worth_restoring(int more, int fewer, double host_tokens, Micros now) const;
 
   const price::PrefillCost& prefill_cost() const { return prefill_.cost(); }
   double up_rate() const { return up_.bytes_per_us(); }

@@ -186,7 +186,7 @@ ReclaimDecision PricedPolicy::choose(const ReclaimInputs& in) {
                             in.boundary.block_bytes);
   if (config_.host_tier) host_tokens_ = static_cast<double>(in.host_total_blocks) * in.block_tokens;
   if (in.admission && in.cached_blocks < in.gap_blocks) planner_.room_limited(in.now);
-  const int planned = config_.experts ? planner_.target(in.now, host_tokens_) : 0;
+  const int planned = planned_groups(in.now);
   watch_excursion(in.boundary.groups_out, planned, in.now);
   const std::vector<Segment> segments = price_segments(in.evictable, now);
 
@@ -261,8 +261,7 @@ BackgroundDecision PricedPolicy::background(const BackgroundInputs& in) {
     }
   }
 
-  const int planned =
-      config_.experts ? planner_.target(in.now, host_tokens_) : layout_.min_groups_out;
+  const int planned = planned_groups(in.now);
   watch_excursion(in.boundary.groups_out, planned, in.now);
   const int surplus = in.boundary.groups_out - std::max(planned, in.boundary.min_groups_out);
   int k = 0;  // increments that free blocks alone can give back, one more staying free
@@ -282,27 +281,33 @@ BackgroundDecision PricedPolicy::background(const BackgroundInputs& in) {
     slack_since_ = -1;
   }
   if (decision.restore_groups == 0 && surplus > 0) {
-    decision.restore_groups = restorable_by_price(in, now, surplus);
+    decision.restore_groups = restorable_by_price(in, surplus);
   }
   return decision;
 }
 
+int PricedPolicy::planned_groups(Micros now) {
+  if (!config_.experts) return layout_.min_groups_out;
+  return std::max(layout_.min_groups_out, planner_.target(now, host_tokens_));
+}
+
+// Else whoever waits would fill what running requests once took beyond the plan, for ever.
+std::optional<int> PricedPolicy::admission_limit(int groups_out, Micros now) {
+  const int planned = planned_groups(now);
+  if (groups_out <= planned) return std::nullopt;
+  return static_cast<int>(planner_.pool_tokens(planned) / layout_.block_tokens);
+}
+
 // Beyond the plan and under pressure: an increment comes back when the steps that it slows down
-// cost more than its cached blocks are worth, were all of them asked for again.
-int PricedPolicy::restorable_by_price(const BackgroundInputs& in, const Market& market,
-                                      int surplus) const {
+// take more engine time than its cached blocks save.
+int PricedPolicy::restorable_by_price(const BackgroundInputs& in, int surplus) const {
   if (!in.boundary.can_move || in.blocks_lost.empty()) return 0;
   if (in.now - raised_beyond_ < config_.restore_after) return 0;
   const int groups = std::min(surplus, in.boundary.increment_groups);
   const int dropped = std::max(0, in.blocks_lost.front() - in.free_blocks);
   if (groups < in.boundary.increment_groups || dropped > in.cached_blocks) return 0;
-  const int after = in.boundary.groups_out - groups;
-  const double saved = price_of_staging(market, in.running, in.boundary.groups_out, after);
-  const Micros again = price::prefill(planner_.prefill_cost(), planner_.mean_context(),
-                                      static_cast<double>(dropped) * layout_.block_tokens);
-  const double lost = price::externality(again, market.requests, market.prefill_load) +
-                      2.0 * 2 * groups * config_.map_us * market.requests;
-  return saved > lost ? groups : 0;
+  const int now = in.boundary.groups_out;
+  return planner_.worth_restoring(now, now - groups, host_tokens_, in.now) ? groups : 0;
 }
 
 void PricedPolicy::on_turn_ended(SessionId session, const RequestStats& stats,

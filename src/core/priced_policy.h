@@ -36,6 +36,7 @@ class PricedPolicy final : public ReclaimPolicy {
 
   ReclaimDecision choose(const ReclaimInputs& inputs) override;
   BackgroundDecision background(const BackgroundInputs& inputs) override;
+  std::optional<int> admission_limit(int groups_out, Micros now) override;
   void observe(const StepObservation& step) override { planner_.observe(step); }
   void on_turn_started(SessionId session, int, Micros now) override {
     sessions_.turn_started(session, now);
@@ -69,7 +70,8 @@ class PricedPolicy final : public ReclaimPolicy {
   double price_of_staging(const Market& market, int running, int groups_out, int instead) const;
   void watch_excursion(int groups_out, int planned_groups, Micros now);
   Micros expected_stay(Micros now) const;
-  int restorable_by_price(const BackgroundInputs& inputs, const Market& market, int surplus) const;
+  int planned_groups(Micros now);
+  int restorable_by_price(const BackgroundInputs& inputs, int surplus) const;
 
   const MemoryLayout& layout_;
   PricedConfig config_;

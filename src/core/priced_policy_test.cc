@@ -198,6 +198,44 @@ TEST_F(PricedPolicyTest, RestoresOnlyWhenPressureHasBeenGone) {
   EXPECT_EQ(policy.background(background).restore_groups, 12);
 }
 
+TEST_F(PricedPolicyTest, LimitsAdmissionToThePlansPoolWhereTheBoundaryIsBeyondIt) {
+  PricedPolicy policy(layout_, config_for_test());
+  EXPECT_EQ(policy.admission_limit(0, 10e6), std::nullopt);
+  EXPECT_EQ(policy.admission_limit(16, 10e6), 256);  // no turn seen: the plan is the whole model
+  PricedConfig config = config_for_test();
+  config.experts = false;
+  EXPECT_EQ(PricedPolicy(layout_, config).admission_limit(0, 10e6), std::nullopt);
+}
+
+// Under pressure an increment comes back when its blocks save less prefill than its staging costs.
+TEST_F(PricedPolicyTest, RestoresUnderPressureWhatCostsMoreThanItSaves) {
+  const auto restored = [&](double link, int prompt) {
+    PricedConfig config = config_for_test();
+    config.planner.up_bytes_per_us = link;
+    config.host_tier = false;
+    PricedPolicy policy(layout_, config);
+    StepObservation step;
+    step.duration = 1010, step.decode_requests = 1, step.running = 1, step.context_tokens = 500;
+    for (int i = 0; i < 40; ++i) {
+      step.now = i * 1e5;
+      policy.observe(step);
+      turn(policy, 1 + i % 4, i * 1e5, prompt);
+    }
+    BackgroundInputs background;
+    background.now = 4.02e6;
+    background.cached_blocks = 100;
+    background.total_blocks = 256 + 128;
+    background.waiting = 1;
+    background.boundary = in_.boundary;
+    background.boundary.groups_out = 64;
+    background.blocks_lost = {8, 16};
+    return policy.background(background).restore_groups;
+  };
+  EXPECT_EQ(restored(0.2, 500), 4);   // four sessions of 500 tokens fit without
+  EXPECT_EQ(restored(0.2, 1500), 4);  // these need it all, but each step pays 10^6 us for staging
+  EXPECT_EQ(restored(1e9, 1500), 0);  // staging costs nothing
+}
+
 // ---- The planner
 
 TEST_F(PricedPolicyTest, PlanFollowsThePoolThatTheTurnsNeed) {

@@ -31,6 +31,10 @@ class RandomPolicy final : public ReclaimPolicy {
     decision.wait = inputs.admission && random_.chance(0.2);
     return decision;
   }
+  std::optional<int> admission_limit(int, Micros) override {
+    if (!random_.chance(0.1)) return std::nullopt;
+    return static_cast<int>(random_.below(40));
+  }
   BackgroundDecision background(const BackgroundInputs& inputs) override {
     BackgroundDecision decision;
     for (const EvictionCandidate& candidate : inputs.dirty) {

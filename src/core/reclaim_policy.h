@@ -11,6 +11,7 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -162,6 +163,9 @@ class ReclaimPolicy {
   virtual BackgroundDecision background(const BackgroundInputs&) { return {}; }
   // May a session that holds nothing yet come in now? Asked for the head of the queue.
   virtual bool hold_new_session(SessionId, int /*prompt_tokens*/, Micros /*now*/) { return false; }
+  // Blocks that running requests may hold together after a waiting one has entered, if the policy
+  // wants what lies beyond back for the experts. Does not bind a request that would run alone.
+  virtual std::optional<int> admission_limit(int /*groups_out*/, Micros /*now*/) { return {}; }
 
   virtual void observe(const StepObservation&) {}
   // A turn arrived (its request was added), and when it finished. Session: never 0, see SessionId.

@@ -80,7 +80,7 @@ Scheduler::Impl::Admission Scheduler::Impl::try_admit(RequestState& request) {
   const int needed = blocks_for(end) - match.device_blocks;
   if (!worth_another_attempt(request, match.total())) return Admission::kNoRoom;
   blocks.hold(request.keys, match, request.table);
-  if (!make_room(needed, request, /*admission=*/true)) {
+  if (!within_admission_limit(needed) || !make_room(needed, request, /*admission=*/true)) {
     blocks.let_go(request.keys, match, request.table, request.session);
     request.no_room = {now, free_soon() + blocks.cached_blocks(), match.total()};
     return Admission::kNoRoom;
@@ -100,6 +100,12 @@ Scheduler::Impl::Admission Scheduler::Impl::try_admit(RequestState& request) {
   if (missing > 0) blocks.allocate(missing, request.table);
   enter(request, match, start);
   return Admission::kAdmitted;
+}
+
+bool Scheduler::Impl::within_admission_limit(int needed) const {
+  const std::optional<int> limit = policy->admission_limit(boundary.groups_out(), now);
+  const int held = blocks.total_blocks() - free_soon() - blocks.cached_blocks();
+  return !limit || running.empty() || held + needed <= *limit;
 }
 
 bool Scheduler::Impl::worth_another_attempt(const RequestState& request, int matched) const {

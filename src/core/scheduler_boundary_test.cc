@@ -39,6 +39,25 @@ TEST(MovingPool, ExpertsGivenUpServeTheSameAllocation) {
   EXPECT_EQ(harness.scheduler().stats().cached_blocks, 5 + 4);
 }
 
+TEST(AdmissionLimit, KeepsOutWhoWouldTakeMoreUnlessAlone) {
+  auto policy = std::make_unique<ScriptedPolicy>();
+  policy->limit = 7;
+  SchedulerHarness harness(small_scheduler(), {.base_blocks = 14, .block_tokens = 4},
+                           std::move(policy));
+  harness.add(1, iota(0, 12), 4);    // three blocks, then four
+  harness.add(2, iota(100, 12), 4);  // six together: within the limit
+  harness.add(3, iota(200, 12), 4);  // nine: not, though eight blocks are free
+  harness.step();
+  harness.step();
+  EXPECT_EQ(harness.scheduler().stats().running, 2);
+  EXPECT_EQ(harness.scheduler().stats().waiting, 1);
+  harness.run();
+  harness.expect_answer(3, 4);
+  harness.add(4, iota(300, 33), 4);  // more than the limit by itself
+  harness.run();
+  harness.expect_answer(4, 4);
+}
+
 // Down again while requests run: their blocks move, cached ones move or go, nobody notices.
 TEST(MovingPool, ComesBackUnderRunningRequests) {
   auto policy = std::make_unique<ScriptedPolicy>();

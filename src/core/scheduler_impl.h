@@ -97,6 +97,7 @@ struct Scheduler::Impl {
   void admit_waiting();
   Admission try_admit(RequestState& request);
   bool will_be_computed(const RequestState& request, int block) const;
+  bool within_admission_limit(int needed) const;
   bool worth_another_attempt(const RequestState& request, int matched) const;
   void enter(RequestState& request, const PrefixMatch& match, int start);
   void charge_ghosts(RequestState& request, int matched_blocks);

@@ -16,8 +16,8 @@ constexpr size_t kMaxVictims = 8;
 // be preempted. What is on its way to the host counts as won: whoever needs it waits for its copy.
 bool Scheduler::Impl::make_room(int needed, RequestState& request, bool admission) {
   if (blocks.free_blocks() >= needed) return true;
-  // Memory on its way back to the experts is needed here.
-  boundary.cancel_lowering();
+  // Memory on its way back to the experts is needed here, unless cached blocks will do.
+  if (free_soon() + blocks.cached_blocks() < needed) boundary.cancel_lowering();
   while (free_soon() < needed) {
     gather(needed, request, admission, record.inputs);
     record.id = record.inputs.decision;

@@ -72,6 +72,7 @@ class ScriptedPolicy final : public ReclaimPolicy {
   std::function<ReclaimDecision(const ReclaimInputs&)> on_choose;
   std::function<BackgroundDecision(const BackgroundInputs&)> on_background;
   std::function<bool(SessionId)> on_hold;
+  std::optional<int> limit;                      // admission_limit
   std::vector<std::pair<uint64_t, int>> reused;  // decision, tokens
   const char* name() const override { return "scripted"; }
   ReclaimDecision choose(const ReclaimInputs& inputs) override {
@@ -83,6 +84,7 @@ class ScriptedPolicy final : public ReclaimPolicy {
   bool hold_new_session(SessionId session, int, Micros) override {
     return on_hold && on_hold(session);
   }
+  std::optional<int> admission_limit(int, Micros) override { return limit; }
   void on_evicted_reused(uint64_t decision, int tokens, Micros) override {
     reused.emplace_back(decision, tokens);
   }
