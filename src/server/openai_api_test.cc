@@ -225,6 +225,22 @@ TEST_F(OpenAiApi, BodiesThatAreNoJson) {
   }
 }
 
+// By its bytes, without being tokenized; where it is only counted, it is.
+TEST_F(OpenAiApi, APromptFarTooLongIsRefusedByItsLength) {
+  const std::string text(1'000'000, 'x');
+  const json chat = {{"messages", {{{"role", "user"}, {"content", text}}}}};
+  for (const HttpReply& reply : {post(port_, "/v1/chat/completions", chat),
+                                 post(port_, "/v1/completions", {{"prompt", text}})}) {
+    EXPECT_EQ(reply.status, 400);
+    EXPECT_EQ(reply.json()["error"]["param"], "prompt");
+    EXPECT_THAT(reply.body, HasSubstr("maximum context length is 1024 tokens"));
+    EXPECT_THAT(reply.body, HasSubstr("bytes has far more"));
+  }
+  for (const json& body : {chat, json{{"prompt", text}}})
+    EXPECT_GT(post(port_, "/tokenize", body).json()["count"], 1024);
+  EXPECT_GT(post(port_, "/v1/messages/count_tokens", chat).json()["input_tokens"], 1024);
+}
+
 TEST_F(OpenAiApi, ModelsTokenizeAndTheRest) {
   const json models = get(port_, "/v1/models").json();
   EXPECT_EQ(models["data"][0]["id"], "test-model");

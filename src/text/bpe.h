@@ -51,6 +51,8 @@ class BpeModel {
   std::optional<TokenId> id_of(std::string_view token) const;
   const std::vector<std::string>& tokens() const { return tokens_; }  // by id; a hole is empty
   size_t size() const { return ids_.size(); }                         // entries of the vocabulary
+  // Bytes of a word that one token stands for at most; 0: not known, as bytes may get lost.
+  size_t most_bytes_per_token() const { return most_bytes_per_token_; }
 
  private:
   struct Merge {
@@ -68,6 +70,7 @@ class BpeModel {
   void merge_short(BpeScratch& scratch) const;
   void merge_long(BpeScratch& scratch) const;
 
+  size_t most_bytes_per_token_ = 0;
   bool bytes_;
   bool ignore_merges_ = false, fuse_unknown_ = false, byte_fallback_ = false;
   std::optional<TokenId> unknown_;

@@ -1,4 +1,6 @@
 // Reading the "model" object of tokenizer.json.
+#include <algorithm>
+
 #include "base/error.h"
 #include "text/bpe.h"
 #include "text/byte_alphabet.h"
@@ -121,6 +123,16 @@ void BpeModel::index_words() {
     for (const auto& [token, id] : ids_) {
       if (auto bytes = bytes_of_alphabet(token)) words_.emplace(std::move(*bytes), id);
     }
+  }
+  const auto complete = [](const std::array<TokenId, 256>& table) {
+    return std::find(table.begin(), table.end(), -1) == table.end();
+  };
+  if (!(bytes_ ? complete(byte_symbols_) : byte_fallback_ && complete(fallback_))) return;
+  for (const std::string& token : tokens_) {
+    // In GPT-2's alphabet a character is a byte.
+    const auto counts = [&](unsigned char c) { return !bytes_ || (c & 0xC0) != 0x80; };
+    const auto size = std::count_if(token.begin(), token.end(), counts);
+    most_bytes_per_token_ = std::max(most_bytes_per_token_, static_cast<size_t>(size));
   }
 }
 

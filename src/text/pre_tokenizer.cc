@@ -2,6 +2,7 @@
 
 #include <unicode/uchar.h>
 
+#include <algorithm>
 #include <optional>
 
 #include "base/error.h"
@@ -19,6 +20,7 @@ class PreTokenizer::Step {
   virtual ~Step() = default;
   // From state.pieces to state.next, which is empty.
   virtual void apply(TextPieces& state, RegexScratch& scratch) const = 0;
+  virtual bool keeps_text() const { return true; }
 };
 
 namespace {
@@ -60,6 +62,7 @@ class RegexSplit final : public PreTokenizer::Step {
       split_by_regex(regex_, piece, behavior_, invert_, scratch, parts, state.next);
     }
   }
+  bool keeps_text() const override { return behavior_ != SplitBehavior::kRemoved; }
 
  private:
   Regex regex_;
@@ -83,6 +86,7 @@ class LiteralSplit final : public PreTokenizer::Step {
       append_split(piece, parts, behavior_, state.next);
     }
   }
+  bool keeps_text() const override { return behavior_ != SplitBehavior::kRemoved; }
 
  private:
   std::string literal_;
@@ -109,6 +113,7 @@ class CharacterSplit final : public PreTokenizer::Step {
       append_split(piece, parts, behavior_, state.next);
     }
   }
+  bool keeps_text() const override { return behavior_ != SplitBehavior::kRemoved; }
 
  private:
   Predicate is_delimiter_;
@@ -304,6 +309,11 @@ PreTokenizer::PreTokenizer(const Json& json, const TokenizerLimits& limits) {
     if (yields_bytes_ && !prefix && !use_regex) continue;
     steps_.push_back(std::make_unique<ByteLevel>(prefix, use_regex, !yields_bytes_));
   }
+}
+
+bool PreTokenizer::keeps_text() const {
+  return std::all_of(steps_.begin(), steps_.end(),
+                     [](const auto& step) { return step->keeps_text(); });
 }
 
 void PreTokenizer::split(TextPieces& pieces, RegexScratch& scratch) const {

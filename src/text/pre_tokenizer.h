@@ -40,6 +40,9 @@ class PreTokenizer {
   // Replaces pieces.pieces by the words, in order, none of them empty. Text is valid UTF-8.
   void split(TextPieces& pieces, RegexScratch& scratch) const;
 
+  // True when no step leaves text out: the words have at least the text's bytes.
+  bool keeps_text() const;
+
   // True when the last step is ByteLevel. Its rewriting of bytes as letters is then left out: the
   // words are plain bytes, and so must be the model's vocabulary.
   bool yields_bytes() const { return yields_bytes_; }

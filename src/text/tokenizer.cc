@@ -1,5 +1,7 @@
 #include "text/tokenizer.h"
 
+#include <algorithm>
+#include <limits>
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
@@ -50,6 +52,8 @@ Tokenizer::Tokenizer(std::string_view json, const std::string& name, TokenizerCo
     }
     const Json parsed = Json::parse(json);
     parts_ = make_parts(parsed, limits);
+    if (parts_->pre_tokenizer.keeps_text())
+      most_bytes_per_token_ = parts_->model.most_bytes_per_token();
     index_tokens();
     read_post_processor(json_fields::optional(parsed, "post_processor", "the file"));
     if (!config_.bos_token.empty()) bos_id_ = id_of(config_.bos_token);
@@ -151,6 +155,12 @@ void Tokenizer::give_back(std::unique_ptr<Scratch> scratch) const {
 }
 
 std::vector<TokenId> Tokenizer::encode(std::string_view text, bool add_special_tokens) const {
+  return *encode_unless_longer(text, add_special_tokens, std::numeric_limits<size_t>::max());
+}
+
+std::optional<std::vector<TokenId>> Tokenizer::encode_unless_longer(std::string_view text,
+                                                                    bool add_special_tokens,
+                                                                    size_t max_tokens) const {
   std::unique_ptr<Scratch> scratch = borrow_scratch();
   if (!utf8::is_valid(text)) {
     scratch->valid_text.clear();
@@ -158,25 +168,30 @@ std::vector<TokenId> Tokenizer::encode(std::string_view text, bool add_special_t
     text = scratch->valid_text;
   }
   std::vector<TokenId> ids;
-  ids.reserve(text.size() / 3 + prefix_.size() + suffix_.size());
+  ids.reserve(std::min(text.size() / 3, max_tokens) + prefix_.size() + suffix_.size());
   if (add_special_tokens) ids = prefix_;
   scratch->parts.clear();
   parts_->added.find(text, false, scratch->parts);
+  bool whole = true;
   for (const AddedTokenPart& part : scratch->parts) {
     if (part.id >= 0) {
       ids.push_back(part.id);
     } else {
-      encode_text(text.substr(part.begin, part.end - part.begin), part.begin == 0, *scratch, ids);
+      whole = encode_text(text.substr(part.begin, part.end - part.begin), part.begin == 0, *scratch,
+                          max_tokens, ids);
+      if (!whole) break;
     }
   }
   if (add_special_tokens) ids.insert(ids.end(), suffix_.begin(), suffix_.end());
   give_back(std::move(scratch));
+  if (!whole) return std::nullopt;
   return ids;
 }
 
-// Text without plain added tokens: normalizes it, then looks for the normalized ones.
-void Tokenizer::encode_text(std::string_view text, bool at_start, Scratch& scratch,
-                            std::vector<TokenId>& out) const {
+// Text without plain added tokens: normalizes it, then looks for the normalized ones. False when
+// there are sure to be more than `max_tokens` in all.
+bool Tokenizer::encode_text(std::string_view text, bool at_start, Scratch& scratch,
+                            size_t max_tokens, std::vector<TokenId>& out) const {
   const std::string_view normalized =
       parts_->normalizer.normalize(text, scratch.regex, scratch.normalized);
   scratch.normalized_parts.clear();
@@ -184,20 +199,26 @@ void Tokenizer::encode_text(std::string_view text, bool at_start, Scratch& scrat
   for (const AddedTokenPart& part : scratch.normalized_parts) {
     if (part.id >= 0) {
       out.push_back(part.id);
-    } else {
-      encode_words(normalized.substr(part.begin, part.end - part.begin),
-                   at_start && part.begin == 0, scratch, out);
+    } else if (!encode_words(normalized.substr(part.begin, part.end - part.begin),
+                             at_start && part.begin == 0, scratch, max_tokens, out)) {
+      return false;
     }
   }
+  return true;
 }
 
-void Tokenizer::encode_words(std::string_view text, bool at_start, Scratch& scratch,
-                             std::vector<TokenId>& out) const {
+bool Tokenizer::encode_words(std::string_view text, bool at_start, Scratch& scratch,
+                             size_t max_tokens, std::vector<TokenId>& out) const {
+  if (most_bytes_per_token_ > 0) {
+    const size_t room = max_tokens - std::min(max_tokens, out.size());
+    if (text.size() / most_bytes_per_token_ > room) return false;
+  }
   TextPieces& pieces = scratch.pieces;
   pieces.written.clear();
   pieces.pieces.assign(1, {text, at_start});
   parts_->pre_tokenizer.split(pieces, scratch.regex);
   for (const TextPiece& piece : pieces.pieces) parts_->model.encode(piece.text, scratch.bpe, out);
+  return true;
 }
 
 std::string Tokenizer::decode(std::span<const TokenId> ids, bool skip_special_tokens) const {

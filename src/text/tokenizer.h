@@ -44,6 +44,13 @@ class Tokenizer {
   // expression of the file takes too many steps.
   std::vector<TokenId> encode(std::string_view text, bool add_special_tokens = true) const;
 
+  // The same, but nothing for a text of so many bytes that it is sure to have more than
+  // `max_tokens`, and that without the work. A text that has not so many more is encoded all the
+  // same.
+  std::optional<std::vector<TokenId>> encode_unless_longer(std::string_view text,
+                                                           bool add_special_tokens,
+                                                           size_t max_tokens) const;
+
   // Ids that no token has are left out. The result is valid UTF-8.
   std::string decode(std::span<const TokenId> ids, bool skip_special_tokens = true) const;
 
@@ -84,9 +91,9 @@ class Tokenizer {
   }
   std::unique_ptr<Scratch> borrow_scratch() const;
   void give_back(std::unique_ptr<Scratch> scratch) const;
-  void encode_text(std::string_view text, bool at_start, Scratch& scratch,
+  bool encode_text(std::string_view text, bool at_start, Scratch& scratch, size_t max_tokens,
                    std::vector<TokenId>& out) const;
-  void encode_words(std::string_view text, bool at_start, Scratch& scratch,
+  bool encode_words(std::string_view text, bool at_start, Scratch& scratch, size_t max_tokens,
                     std::vector<TokenId>& out) const;
 
   TokenizerConfig config_;
@@ -96,6 +103,7 @@ class Tokenizer {
   std::vector<bool> present_, special_;      // by id
   std::vector<TokenId> prefix_, suffix_;     // what add_special_tokens adds
   std::optional<TokenId> bos_id_, eos_id_;
+  size_t most_bytes_per_token_ = 0;  // of normalized text; 0: not known
   struct Pool;
   std::unique_ptr<Pool> pool_;
 };

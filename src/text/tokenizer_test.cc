@@ -81,6 +81,28 @@ TEST_P(GoldenTokenizer, IsTheSameOnAllThreads) {
   EXPECT_THAT(faults, testing::Each(0));
 }
 
+// Whatever the family does to a text, none is taken for longer than it is.
+TEST_P(GoldenTokenizer, RefusesByLengthOnlyWhatIsLonger) {
+  std::string all;
+  for (const json& test : cases_) {
+    if (!test.contains("hex")) continue;
+    const std::string text = from_hex(test["hex"]);
+    const auto ids = test["ids"].get<std::vector<TokenId>>();
+    EXPECT_EQ(tokenizer_.encode_unless_longer(text, true, ids.size()), ids) << text;
+    all += text + std::string(1000, ' ');
+  }
+  EXPECT_TRUE(tokenizer_.encode_unless_longer(all, true, tokenizer_.encode(all).size()));
+}
+
+TEST(Tokenizer, RefusesFarTooLongTextsByTheirLength) {
+  const std::string text(1'000'000, 'x');
+  for (const char* family : {"gpt2", "o200k", "llama"}) {
+    const Tokenizer tokenizer = Tokenizer::load(kGolden / family);
+    EXPECT_FALSE(tokenizer.encode_unless_longer(text, true, 1000)) << family;
+    EXPECT_TRUE(tokenizer.encode_unless_longer("some text", true, 1)) << family;  // near enough
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Families, GoldenTokenizer,
                          testing::Values("gpt2", "o200k", "llama", "metaspace"),
                          [](const auto& test) { return std::string(test.param); });

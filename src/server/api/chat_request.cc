@@ -179,8 +179,10 @@ void render_conversation(Service& service, Conversation conversation, ChatReques
   out.last_message = last.value("content", std::string());
   out.prompt_text = service.text().render(std::move(conversation.prompt));
   parser.prompt_opens_reasoning = prompt_opens_reasoning(out.prompt_text, options.reasoning_parser);
-  out.generation.prompts = {
-      service.text().tokenizer().encode(out.prompt_text, conversation.add_special_tokens)};
+  const bool special = conversation.add_special_tokens;
+  out.generation.prompts = {conversation.only_counted
+                                ? service.text().tokenizer().encode(out.prompt_text, special)
+                                : encode_prompt(service, out.prompt_text, special)};
 }
 
 ChatRequest prepare_chat(Service& service, const HttpRequest& http) {

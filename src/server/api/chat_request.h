@@ -22,6 +22,7 @@ struct Conversation {
   std::optional<RequestedConstraint> constraint;  // the tool choice's before that of the answer
   bool include_reasoning = true;
   bool add_special_tokens = false;  // templates write them out
+  bool only_counted = false;        // not run: it may be longer than the model takes
 };
 
 struct ChatRequest {

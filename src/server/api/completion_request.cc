@@ -18,12 +18,11 @@ std::vector<TokenId> read_ids(const Json& list) {
 }
 
 // A string, a list of strings, a list of token ids, or a list of such lists.
-void read_prompts(const Json* value, bool special, const Tokenizer& tokenizer,
-                  CompletionRequest& out) {
+void read_prompts(const Json* value, bool special, Service& service, CompletionRequest& out) {
   constexpr const char* kExpected = "expected a string, token ids, or a list of either";
   const auto add_text = [&](const std::string& text) {
     out.prompt_texts.push_back(text);
-    out.generation.prompts.push_back(tokenizer.encode(text, special));
+    out.generation.prompts.push_back(encode_prompt(service, text, special));
   };
   if (!value) throw ApiError(400, "prompt: missing", "prompt");
   if (value->is_string()) return add_text(value->get_ref<const std::string&>());
@@ -66,11 +65,10 @@ CompletionRequest prepare_completion(Service& service, const HttpRequest& http) 
   const auto best_of = body.integer("best_of", out.generation.n, 1, kMaxInt);
   if (best_of != out.generation.n) bad_field("best_of", "only the value of n is supported");
 
-  const Tokenizer& tokenizer = service.text().tokenizer();
-  read_prompts(body.find("prompt"), body.boolean("add_special_tokens", true), tokenizer, out);
+  read_prompts(body.find("prompt"), body.boolean("add_special_tokens", true), service, out);
   if (out.echo && out.prompt_texts.empty()) {
     for (const auto& prompt : out.generation.prompts)
-      out.prompt_texts.push_back(tokenizer.decode(prompt));
+      out.prompt_texts.push_back(service.text().tokenizer().decode(prompt));
   }
   std::optional<int> asked;
   if (body.find("max_tokens")) asked = static_cast<int>(body.integer("max_tokens", 0, 1, kMaxInt));

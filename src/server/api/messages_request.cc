@@ -165,8 +165,9 @@ ChatRequest prepare_messages(Service& service, const HttpRequest& http, bool cou
   const Fields converted(openai);
   read_sampling(converted, service, out.generation);
   read_tenant(http, body, service, out.generation);
-  render_conversation(service, read_conversation(converted, service, read_output_format(body)),
-                      out);
+  Conversation conversation = read_conversation(converted, service, read_output_format(body));
+  conversation.only_counted = count_only;
+  render_conversation(service, std::move(conversation), out);
   if (count_only) return out;
   if (!body.find("max_tokens")) bad_field("max_tokens", "missing");
   const int asked = static_cast<int>(body.integer("max_tokens", 0, 1, kMaxInt));

@@ -150,6 +150,21 @@ std::string response_id(const char* prefix, const HttpRequest& http) {
   return fmt::format("{}{}", prefix, given && plain(*given) ? *given : random_hex(16));
 }
 
+std::vector<TokenId> encode_prompt(Service& service, std::string_view text,
+                                   bool add_special_tokens) {
+  const int limit = service.model().max_model_len;
+  auto tokens = service.text().tokenizer().encode_unless_longer(text, add_special_tokens,
+                                                                static_cast<size_t>(limit));
+  if (!tokens) {
+    throw ApiError(400,
+                   fmt::format("This model's maximum context length is {} tokens. However, your "
+                               "prompt of {} bytes has far more: shorten it.",
+                               limit, text.size()),
+                   "prompt");
+  }
+  return std::move(*tokens);
+}
+
 void settle_lengths(const Service& service, std::optional<int> asked, int fallback,
                     GenerationRequest& out) {
   const int limit = service.model().max_model_len;

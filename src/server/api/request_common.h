@@ -28,6 +28,11 @@ void read_tenant(const HttpRequest& http, const Fields& body, const Service& ser
 std::string response_id(const char* prefix, const HttpRequest& http);
 std::string random_hex(int bytes);
 
+// The prompt's tokens. A text far beyond what the model takes is refused by its length, without the
+// work. On a text thread. Throws ApiError.
+std::vector<TokenId> encode_prompt(Service& service, std::string_view text,
+                                   bool add_special_tokens);
+
 // Once the prompts are known: the longest answer that fits, unless `asked` says how long, and
 // everything the engine would refuse. Throws ApiError.
 void settle_lengths(const Service& service, std::optional<int> asked, int fallback,

@@ -15,8 +15,10 @@ Json tokenized(Service& service, const HttpRequest& http) {
   const Tokenizer& tokenizer = service.text().tokenizer();
   std::vector<TokenId> ids;
   if (body.find("messages")) {
+    Conversation conversation = read_conversation(body, service, std::nullopt);
+    conversation.only_counted = true;
     ChatRequest request;
-    render_conversation(service, read_conversation(body, service, std::nullopt), request);
+    render_conversation(service, std::move(conversation), request);
     ids = request.generation.prompts.front();
   } else {
     if (!body.find("prompt")) throw ApiError(400, "prompt: missing", "prompt");
