@@ -40,6 +40,8 @@ const char* ApiError::type() const {
       return "MethodNotAllowedError";
     case 413:
       return "RequestTooLargeError";
+    case 415:
+      return "UnsupportedMediaTypeError";
     case 429:
       return "RateLimitError";
     case 503:

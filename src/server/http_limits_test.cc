@@ -95,6 +95,14 @@ TEST_F(HttpLimits, TooMuchIsRefusedWithItsStatus) {
   others_are_served();
 }
 
+TEST_F(HttpLimits, CompressedBodiesAreRefusedByName) {
+  const HttpReply reply = post(port_, "/v1/chat/completions", kChat, "Content-Encoding: gzip\r\n");
+  EXPECT_EQ(reply.status, 415);
+  EXPECT_THAT(reply.body, HasSubstr("Content-Encoding: gzip"));
+  EXPECT_EQ(post(port_, "/v1/chat/completions", kChat, "Content-Encoding: identity\r\n").status,
+            200);
+}
+
 TEST_F(HttpLimits, SlowSendersAreCutOff) {
   RawClient head(port_), body(port_);
   head.send("GET /health HT");

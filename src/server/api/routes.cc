@@ -75,6 +75,14 @@ std::optional<HttpResponse> Routes::refuse(const HttpRequest& head) {
     response.headers.emplace_back("WWW-Authenticate", "Bearer");
     return response;
   }
+  const std::string* encoding = head.header("content-encoding");
+  if (encoding && *encoding != "identity") {
+    return response_of(
+        ApiError(415, fmt::format("bodies with Content-Encoding: {} are not supported: send the "
+                                  "JSON as it is, without that header",
+                                  *encoding)),
+        head);
+  }
   if (route->needs_model && service_.state() != Service::State::kReady) {
     return response_of(ApiError(503, service_.unready_reason(), {}, 5), head);
   }
