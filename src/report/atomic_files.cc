@@ -58,14 +58,27 @@ void AtomicFiles::check_folder(const std::string& folder) {
 
 AtomicFiles::AtomicFiles(std::string folder) : folder_(std::move(folder)) {
   std::error_code fault;
+  for (std::filesystem::path place = std::filesystem::absolute(folder_).lexically_normal();
+       !std::filesystem::exists(place, fault) && place.has_relative_path();
+       place = place.parent_path()) {
+    made_.push_back(place);
+  }
   std::filesystem::create_directories(folder_, fault);
-  if (fault)
+  if (fault) {
+    remove_made();
     throw Error("cannot make the folder {}: {}; choose another with --output", folder_,
                 fault.message());
+  }
 }
 
 AtomicFiles::~AtomicFiles() {
   for (const auto& [temporary, path] : files_) ::unlink(temporary.c_str());
+  remove_made();
+}
+
+void AtomicFiles::remove_made() {
+  std::error_code fault;  // somebody else's files may be there by now
+  for (const std::string& folder : made_) std::filesystem::remove(folder, fault);
 }
 
 std::string AtomicFiles::reserve(const std::string& name) {
@@ -87,6 +100,10 @@ void AtomicFiles::write(const std::string& name, std::string_view content) {
 
 void AtomicFiles::commit() {
   for (const auto& [temporary, path] : files_) {
+    if (std::filesystem::is_directory(path))
+      throw Error("cannot write {}: it is a folder; choose another --output", path);
+  }
+  for (const auto& [temporary, path] : files_) {
     const OpenFile file(temporary, O_RDONLY);
     if (file.fd() < 0 || ::fsync(file.fd()) != 0 ||
         ::rename(temporary.c_str(), path.c_str()) != 0) {
@@ -94,6 +111,7 @@ void AtomicFiles::commit() {
     }
   }
   files_.clear();
+  made_.clear();
 }
 
 }  // namespace vamp

@@ -9,7 +9,7 @@
 
 namespace vamp {
 
-// One thread. Without commit() the destructor removes what was written.
+// One thread. Without commit() the destructor removes what was written, and the folders made.
 class AtomicFiles {
  public:
   // Throws Error when the folder could not be made or written to: before hours of work, not after.
@@ -30,7 +30,10 @@ class AtomicFiles {
   void commit();
 
  private:
+  void remove_made();
+
   std::string folder_;
+  std::vector<std::string> made_;  // folders that were not there, the innermost first
   std::vector<std::pair<std::string, std::string>> files_;  // temporary → final path
 };
 

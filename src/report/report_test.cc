@@ -254,6 +254,29 @@ TEST_F(WriteReport, AFullDiskGivesOneLineAndLeavesNothing) {
   }
 }
 
+TEST_F(WriteReport, LeavesNoFolderBehindThatItMade) {
+  std::filesystem::create_directories(folder_);
+  struct rlimit before {};
+  getrlimit(RLIMIT_FSIZE, &before);
+  const auto handler = std::signal(SIGXFSZ, SIG_IGN);
+  const struct rlimit small { 100, before.rlim_max };
+  setrlimit(RLIMIT_FSIZE, &small);
+  EXPECT_THROW(write_report(folder_ + "/not/there", small_report()), Error);
+  setrlimit(RLIMIT_FSIZE, &before);
+  std::signal(SIGXFSZ, handler);
+  EXPECT_TRUE(std::filesystem::is_empty(folder_));
+}
+
+TEST_F(WriteReport, AFolderInTheWayLeavesTheOtherFilesAsTheyWere) {
+  std::filesystem::create_directories(folder_ + "/report.html");
+  std::ofstream(folder_ + "/results.json") << "of an earlier run";
+  EXPECT_THROW(write_report(folder_, small_report()), Error);
+  std::string text;
+  std::ifstream(folder_ + "/results.json") >> text;
+  EXPECT_EQ(text, "of");
+  EXPECT_EQ(files(), 2u);
+}
+
 TEST(Table, OneColumnAPolicy) {
   const std::string table = results_table(small_report());
   EXPECT_THAT(table, HasSubstr("static"));
