@@ -16,6 +16,8 @@ class Clock {
   virtual Micros now() const = 0;
   // Blocks (real) or jumps (virtual) until `time`; returns at once when it has passed.
   virtual void sleep_until(Micros time) = 0;
+  // Sleeping costs no real time.
+  virtual bool jumps() const { return false; }
 };
 
 // Monotonic time since construction.
@@ -38,6 +40,7 @@ class VirtualClock final : public Clock {
  public:
   Micros now() const override { return now_; }
   void sleep_until(Micros time) override { now_ = std::max(now_, time); }
+  bool jumps() const override { return true; }
 
  private:
   Micros now_ = 0;

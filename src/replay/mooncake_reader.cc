@@ -6,6 +6,7 @@
 // Rows of a session are its turns in order. A row without session_id is a session of its own: plain
 // Mooncake, whose blocks have 512 tokens and whose last, partly filled block has an id too.
 #include <algorithm>
+#include <limits>
 #include <map>
 
 #include "base/error.h"
@@ -150,6 +151,20 @@ void check_block_tokens(const Reading& reading, int size) {
   }
 }
 
+// Some traces count time from 1970.
+void start_at_zero(Trace& trace) {
+  Micros start = std::numeric_limits<Micros>::infinity();
+  const auto for_each_time = [&](auto use) {
+    for (TraceSession& session : trace.sessions) {
+      for (TraceTurn& turn : session.turns) {
+        if (turn.not_before) use(*turn.not_before);
+      }
+    }
+  };
+  for_each_time([&](Micros time) { start = std::min(start, time); });
+  for_each_time([&](Micros& time) { time -= start; });
+}
+
 }  // namespace
 
 Trace read_mooncake(const std::vector<TraceDocument>& documents, const TraceReadOptions& options) {
@@ -167,6 +182,7 @@ Trace read_mooncake(const std::vector<TraceDocument>& documents, const TraceRead
     });
   }
   Trace trace = std::move(reading.trace);
+  start_at_zero(trace);
   if (!reading.lengths.empty()) {
     trace.block_tokens =
         options.block_tokens > 0 ? options.block_tokens : infer_block_tokens(reading);

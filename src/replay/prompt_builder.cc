@@ -11,7 +11,7 @@ constexpr int kUnrecordedOutput = 128;  // tokens, where a text trace ends with 
 
 PromptBuilder::PromptBuilder(const Trace& trace, const PromptOptions& options, Encode encode)
     : trace_(trace), options_(options), encode_(std::move(encode)) {
-  VAMP_CHECK(options.vocab_size > 1);
+  VAMP_CHECK(options.vocab_size > 0);
   const int low = std::min(1000, options.vocab_size / 2);
   low_ = static_cast<uint64_t>(low);
   range_ = static_cast<uint64_t>(std::min(150000, options.vocab_size) - low);

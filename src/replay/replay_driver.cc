@@ -51,8 +51,8 @@ ReplayResult ReplayDriver::run(Engine& engine, Clock& clock, const MemoryLayout&
       if (!due_.empty()) next = std::min(next, start_ + due_.top().time);
       VAMP_CHECK(next < std::numeric_limits<Micros>::infinity(),
                  "{} turns wait and nothing will wake the engine", running_.size());
-      clock.sleep_until(
-          std::min({next, start_ + options_.max_duration, clock.now() + kLongestNap}));
+      if (!clock.jumps()) next = std::min(next, clock.now() + kLongestNap);
+      clock.sleep_until(std::min(next, start_ + options_.max_duration));
     }
     report_progress();
   }
@@ -65,8 +65,9 @@ ReplayResult ReplayDriver::run(Engine& engine, Clock& clock, const MemoryLayout&
 
 void ReplayDriver::start_sessions() {
   if (options_.sessions > 0) {
-    for (int slot = 0; slot < options_.sessions; ++slot)
-      start_next_session(slot * options_.stagger);
+    const size_t slots = std::min(static_cast<size_t>(options_.sessions), sessions_.size());
+    for (size_t slot = 0; slot < slots; ++slot)
+      start_next_session(static_cast<double>(slot) * options_.stagger);
     return;
   }
   for (size_t s = 0; s < sessions_.size(); ++s) {

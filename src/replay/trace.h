@@ -73,6 +73,7 @@ struct Trace {
 struct TraceReadOptions {
   std::optional<TraceFormat> format;  // default: told from the content
   int block_tokens = 0;               // tokens of a block id; 0: inferred from the lengths
+  size_t max_bytes = kMaxTraceBytes;  // of text, unpacked
   bool chat = false;                  // LMCache: wrap each piece of text as a user's chat message
   // What stands around messages; default: ChatML.
   std::shared_ptr<ChatMarkup> markup = std::make_shared<ChatMarkup>();
@@ -83,7 +84,7 @@ struct TraceReadOptions {
 Trace parse_trace(const std::vector<TraceDocument>& documents, const TraceReadOptions& options);
 
 inline Trace read_trace(const std::string& path, const TraceReadOptions& options = {}) {
-  return parse_trace(read_trace_documents(path), options);
+  return parse_trace(read_trace_documents(path, options.max_bytes), options);
 }
 
 struct TraceSelection {

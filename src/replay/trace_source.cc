@@ -9,7 +9,6 @@
 #include <string_view>
 
 #include "base/error.h"
-#include "base/units.h"
 
 namespace vamp {
 namespace {
@@ -18,8 +17,13 @@ namespace fs = std::filesystem;
 
 constexpr size_t kTarBlock = 512;
 
+// What may be read in all, and what of it is left.
+struct Allowance {
+  size_t bytes, left;
+};
+
 // zlib reads a file that is not gzip as it is.
-std::string read_file(const fs::path& path, size_t max_bytes) {
+std::string read_file(const fs::path& path, Allowance& allowance) {
   const std::unique_ptr<gzFile_s, int (*)(gzFile)> file(gzopen(path.c_str(), "rb"), &gzclose_r);
   if (!file)
     throw Error("trace {}: cannot be opened; check the path and its permissions", path.string());
@@ -28,9 +32,9 @@ std::string read_file(const fs::path& path, size_t max_bytes) {
   int got = 0;
   while ((got = gzread(file.get(), buffer, sizeof buffer)) > 0) {
     text.append(buffer, static_cast<size_t>(got));
-    if (text.size() > max_bytes) {
-      throw Error("trace {}: more than {} of text; split it into smaller traces", path.string(),
-                  format_bytes(max_bytes));
+    if (text.size() > allowance.left) {
+      throw Error("trace {}: more than {} of text; use a smaller trace, or raise --max-trace-bytes",
+                  path.string(), format_bytes(allowance.bytes));
     }
   }
   int code = Z_OK;
@@ -40,6 +44,7 @@ std::string read_file(const fs::path& path, size_t max_bytes) {
     throw Error("trace {}: damaged or truncated gzip data ({}); copy the file again", path.string(),
                 code == Z_ERRNO ? "read error" : fault);
   }
+  allowance.left -= text.size();
   return text;
 }
 
@@ -81,8 +86,9 @@ void append_tar_members(const std::string& archive, const std::string& tar,
   }
 }
 
-void append_file(const fs::path& path, size_t max_bytes, std::vector<TraceDocument>& documents) {
-  std::string text = read_file(path, max_bytes);
+void append_file(const fs::path& path, Allowance& allowance,
+                 std::vector<TraceDocument>& documents) {
+  std::string text = read_file(path, allowance);
   if (is_tar(text)) {
     append_tar_members(path.string(), text, documents);
   } else {
@@ -97,15 +103,16 @@ std::vector<TraceDocument> read_trace_documents(const std::string& path, size_t 
   const fs::file_status status = fs::status(path, fault);
   if (!fs::exists(status)) throw Error("trace {}: no such file or folder", path);
   std::vector<TraceDocument> documents;
+  Allowance allowance{max_bytes, max_bytes};
   if (fs::is_directory(status)) {
     for (const auto& entry : fs::recursive_directory_iterator(path)) {
       if (!entry.is_regular_file() || !is_data(entry.path().string())) continue;
-      size_t read = 0;
-      for (const TraceDocument& document : documents) read += document.text.size();
-      append_file(entry.path(), max_bytes - std::min(read, max_bytes), documents);
+      append_file(entry.path(), allowance, documents);
     }
+  } else if (fs::is_regular_file(status) || fs::is_fifo(status)) {
+    append_file(path, allowance, documents);
   } else {
-    append_file(path, max_bytes, documents);
+    throw Error("trace {}: is neither a file, a pipe nor a folder", path);
   }
   if (documents.empty()) throw Error("trace {}: holds no trace file", path);
   std::sort(documents.begin(), documents.end(),

@@ -5,7 +5,11 @@
 #include <string>
 #include <vector>
 
+#include "base/units.h"
+
 namespace vamp {
+
+inline constexpr size_t kMaxTraceBytes = kGiB;
 
 struct TraceDocument {
   std::string name;  // for messages
@@ -13,9 +17,9 @@ struct TraceDocument {
 };
 
 // Documents of a folder or archive come in the order of their names; a README or LICENSE in it is
-// left out. Throws Error naming the file on anything that cannot be read, and beyond `max_bytes` of
-// text.
+// left out. Throws Error naming the file on anything that cannot be read or is neither file, pipe
+// nor folder, and beyond `max_bytes` of text in all.
 std::vector<TraceDocument> read_trace_documents(const std::string& path,
-                                                size_t max_bytes = size_t{4} << 30);
+                                                size_t max_bytes = kMaxTraceBytes);
 
 }  // namespace vamp

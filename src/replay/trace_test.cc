@@ -59,6 +59,14 @@ TEST(MooncakeTrace, SessionsKeepTheirTurnsInOrderWithDelays) {
   EXPECT_THAT(blocks_of(trace, 1, 0).blocks, ElementsAre(0));
 }
 
+TEST(MooncakeTrace, TimeBeginsWithTheFirstRow) {
+  const Trace trace =
+      parse(R"({"timestamp":1700000003000,"input_length":600,"output_length":5,"hash_ids":[0,1]}
+{"timestamp":1700000000000,"input_length":1024,"output_length":5,"hash_ids":[0,2]})");
+  EXPECT_EQ(trace.sessions[0].turns[0].not_before, 3 * kSecond);
+  EXPECT_EQ(trace.sessions[1].turns[0].not_before, 0);
+}
+
 TEST(MooncakeTrace, WithoutSessionIdEachRowIsASession) {
   const Trace trace = parse(R"({"timestamp":0,"input_length":600,"output_length":5,"hash_ids":[0,1]}
 {"timestamp":3000,"input_length":1024,"output_length":5,"hash_ids":[0,2]})");
@@ -207,7 +215,6 @@ TEST(Sweep, GrowsEquallyToTheGivenBytes) {
 TEST(TraceSource, ReadsGzipAndSaysWhatIsDamaged) {
   const auto folder = std::filesystem::temp_directory_path() / "vamp_trace_test";
   std::filesystem::create_directories(folder);
-  const std::string text(100000, 'x');
   const std::string whole = folder / "whole.gz", cut = folder / "cut.gz";
   gzFile file = gzopen(whole.c_str(), "wb");
   for (int i = 0; i < 100; ++i) gzprintf(file, "%d\n", i * 7919);
@@ -218,6 +225,13 @@ TEST(TraceSource, ReadsGzipAndSaysWhatIsDamaged) {
   EXPECT_THROW(read_trace_documents(cut), Error);
   EXPECT_THROW(read_trace_documents(whole, 10), Error);
   EXPECT_THROW(read_trace_documents(folder / "none"), Error);
+  EXPECT_THROW(read_trace_documents("/dev/zero", 1000), Error);
+  // The limit is that of all files of a folder together.
+  std::filesystem::remove(cut);
+  std::filesystem::copy_file(whole, folder / "again.gz");
+  const size_t size = read_trace_documents(whole).at(0).text.size();
+  EXPECT_EQ(read_trace_documents(folder, 2 * size).size(), 2u);
+  EXPECT_THROW(read_trace_documents(folder, 2 * size - 1), Error);
   std::filesystem::remove_all(folder);
 }
 
