@@ -75,8 +75,7 @@ void place_budget(MemoryLayout& layout, size_t device_bytes) {
   const size_t fixed = layout.dense_weight_bytes + layout.reserve_bytes;
   if (device_bytes < fixed) {
     throw Error(
-        "{} of device memory do not hold the {} that never move ({}): raise the budget by "
-        "{}, or use more ranks",
+        "{} of device memory do not hold the {} that never move ({}): raise the budget by {}",
         format_bytes(device_bytes), format_bytes(fixed), weights_text(layout),
         format_bytes(fixed - device_bytes));
   }

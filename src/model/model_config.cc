@@ -20,6 +20,7 @@ constexpr int kMaxHeads = 4096;
 constexpr int kMaxHeadDim = 4096;
 constexpr int kMaxExperts = 1 << 14;
 constexpr int kMaxPosition = 1 << 28;
+constexpr size_t kMaxEosIds = 256;
 constexpr double kMaxParameters = 0x1p50;
 
 constexpr const char* kSupported = "mixtral, qwen3_moe or qwen3_next";
@@ -193,14 +194,19 @@ void parse_dense_layers(const JsonFields& config, ModelConfig& model) {
   }
 }
 
-void add_eos_ids(const JsonFields& fields, std::vector<TokenId>& ids) {
-  constexpr const char* kExpected = "a token id or a list of token ids";
+void add_eos_ids(const JsonFields& fields, int vocab_size, std::vector<TokenId>& ids) {
+  const auto wrong = [&] {
+    fields.wrong("eos_token_id", fmt::format("a token id below vocab_size {}, or a list of at most "
+                                             "{} of them",
+                                             vocab_size, kMaxEosIds));
+  };
   const nlohmann::json* value = fields.find("eos_token_id");
   if (value == nullptr) return;
   const nlohmann::json list = value->is_array() ? *value : nlohmann::json::array({*value});
+  if (list.size() > kMaxEosIds) wrong();
   for (const nlohmann::json& id : list) {
-    if (!id.is_number_unsigned() || id.get<uint64_t>() > INT32_MAX) {
-      fields.wrong("eos_token_id", kExpected);
+    if (!id.is_number_unsigned() || id.get<uint64_t>() >= static_cast<uint64_t>(vocab_size)) {
+      wrong();
     }
     const auto token = id.get<TokenId>();
     if (std::find(ids.begin(), ids.end(), token) == ids.end()) ids.push_back(token);
@@ -289,7 +295,7 @@ ModelConfig parse_model_config(std::string_view text, const std::string& file) {
   if (model.num_full_attention_layers() < model.num_layers()) {
     parse_linear_attention(config, model);
   }
-  add_eos_ids(config, model.eos_token_ids);
+  add_eos_ids(config, model.vocab_size, model.eos_token_ids);
   check_parameter_count(config, model);
   return model;
 }
@@ -308,7 +314,7 @@ ModelConfig load_model_config(const std::filesystem::path& folder_or_file) {
   if (fs::exists(generation, code)) {
     const nlohmann::json object =
         parse_json_object(read_text_file(generation), generation.string());
-    add_eos_ids(JsonFields(object, generation.string()), model.eos_token_ids);
+    add_eos_ids(JsonFields(object, generation.string()), model.vocab_size, model.eos_token_ids);
   }
   return model;
 }

@@ -1,4 +1,5 @@
-// Any text as config.json: refused with an Error, or a config on which all geometry can be computed.
+// Any text as config.json: refused with an Error, or a config on which all geometry can be
+// computed.
 #include <cstdint>
 #include <string_view>
 

@@ -239,8 +239,12 @@ TEST(ModelConfig, EndTokensOfBothFiles) {
   EXPECT_EQ(load_model_config(folder).eos_token_ids, std::vector<TokenId>{7});
   std::ofstream(folder / "generation_config.json") << json{{"eos_token_id", {9, 7}}};
   EXPECT_EQ(load_model_config(folder).eos_token_ids, (std::vector<TokenId>{7, 9}));
-  std::ofstream(folder / "generation_config.json") << json{{"eos_token_id", -1}};
-  EXPECT_THROW(load_model_config(folder), Error);
+  const std::vector<int> many(1000, 7);
+  for (const json& wrong :
+       {json(-1), json(1 << 30), json{7, mixtral()["vocab_size"]}, json(many)}) {
+    std::ofstream(folder / "generation_config.json") << json{{"eos_token_id", wrong}};
+    EXPECT_THROW(load_model_config(folder), Error) << wrong;
+  }
   std::filesystem::remove_all(folder);
 }
 
