@@ -19,7 +19,8 @@ constexpr auto kSignalPoll = std::chrono::milliseconds(50);
 
 // What the pool can hold and the model was made for, unless --max-model-len says less.
 int resolve_max_model_len(int asked, const ModelConfig& model, const MemoryLayout& layout) {
-  const int capacity = layout.max_blocks() * layout.block_tokens;
+  const int capacity = static_cast<int>(std::min<int64_t>(
+      int64_t{layout.max_blocks()} * layout.block_tokens, static_cast<int64_t>(kMostTokens)));
   if (asked == 0) return std::min(model.max_position_embeddings, capacity);
   if (asked > capacity) {
     throw Error(
@@ -34,6 +35,15 @@ SamplingDefaults sampling_defaults(const std::string& choice, const std::string&
   return load_sampling_defaults(choice == "auto" ? folder : choice);
 }
 
+// Completions are served without a template: a broken one of the model's own is no reason to end.
+void check_templates(TextService& text) {
+  try {
+    text.check_templates();
+  } catch (const Error& error) {
+    spdlog::warn("chats will be refused, --chat-template would help: {}", error.what());
+  }
+}
+
 ServingParts load_model(const ServeFlags& flags, const MachineSetup& setup,
                         const ModelConfig& config, const std::string& chat_template) {
   const auto start = std::chrono::steady_clock::now();
@@ -41,6 +51,7 @@ ServingParts load_model(const ServeFlags& flags, const MachineSetup& setup,
   spdlog::info("reading the tokenizer of {}", setup.model);
   out.text = std::make_unique<TextService>(Tokenizer::load(setup.model), chat_template,
                                            flags.server.text_threads);
+  check_templates(*out.text);
   spdlog::info("loading the weights for {}", describe_machine(setup));
   const PolicyTraits traits = policy_traits(flags.policy);
   Machine machine = make_machine(setup, config, traits);
@@ -66,13 +77,20 @@ ServingParts load_model(const ServeFlags& flags, const MachineSetup& setup,
       "loaded in {:.1f} s: {} of KV cache for {} tokens, policy {}, at most {} tokens a request",
       spent.count(),
       format_bytes(static_cast<size_t>(engine.layout->base_blocks()) * engine.layout->block_bytes),
-      engine.layout->base_blocks() * engine.layout->block_tokens, flags.policy,
+      int64_t{engine.layout->base_blocks()} * engine.layout->block_tokens, flags.policy,
       out.info.max_model_len);
   return out;
 }
 
+// Loading cannot be interrupted, and would hold its threads for minutes. It writes no file, and the
+// kernel takes back all else.
+[[noreturn]] void leave_while_loading() {
+  spdlog::info("told to stop while the model is being loaded: it ends at once");
+  spdlog::default_logger()->flush();
+  std::_Exit(0);
+}
+
 void run_serve(ServeFlags flags, CommandContext& context) {
-  InterruptWatch interrupt({SIGINT, SIGTERM});
   MachineSetup& machine = flags.engine.machine;
   if (machine.executor == "sim" && machine.gpu.empty()) machine.gpu = "h200";
   policy_traits(flags.policy);  // names are checked first
@@ -85,10 +103,14 @@ void run_serve(ServeFlags flags, CommandContext& context) {
   const ModelConfig config = load_model_config(setup.model);
 
   const std::string chat_template = options.chat_template;
+  InterruptWatch interrupt({SIGINT, SIGTERM});
   Server server(std::move(options),
                 [&] { return load_model(flags, setup, config, chat_template); });
   context.out << fmt::format("listening on port {}\n", server.port()) << std::flush;
-  if (!server.wait_until_loaded()) throw Error("{}", server.service().unready_reason());
+  server.wait_until_loaded([&] { return interrupt.requested(); });
+  const Service::State state = server.service().state();
+  if (state == Service::State::kLoading) leave_while_loading();
+  if (state == Service::State::kFailed) throw Error("{}", server.service().unready_reason());
   spdlog::info("ready: {} on port {}", server.service().options().served_names.front(),
                server.port());
   while (!interrupt.requested()) std::this_thread::sleep_for(kSignalPoll);

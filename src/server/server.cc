@@ -51,8 +51,8 @@ Server::~Server() {
   http_.reset();
 }
 
-bool Server::wait_until_loaded() {
-  while (service_.state() == Service::State::kLoading && !stopping_)
+bool Server::wait_until_loaded(const std::function<bool()>& give_up) {
+  while (service_.state() == Service::State::kLoading && !give_up())
     std::this_thread::sleep_for(kPoll);
   return service_.state() == Service::State::kReady;
 }

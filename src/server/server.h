@@ -34,8 +34,9 @@ class Server {
   Service& service() { return service_; }
   HttpServer& http() { return *http_; }
 
-  // Until the model is loaded or could not be; false then, and service().unready_reason() says why.
-  bool wait_until_loaded();
+  // True once the model is loaded. False when it could not be, and service().unready_reason() says
+  // why; or, while it is still being loaded, when `give_up` says true.
+  bool wait_until_loaded(const std::function<bool()>& give_up = [] { return false; });
   // Takes no more requests, waits for those under way up to the drain limit or `hurry` saying
   // true, then ends them with an error.
   void shut_down(const std::function<bool()>& hurry);

@@ -136,6 +136,20 @@ TEST(ServerLoading, ThePortAnswersBeforeTheModelIsThere) {
   EXPECT_EQ(server.service().unready_reason(), "model.safetensors: broken");
 }
 
+TEST(ServerLoading, WhoWaitsForTheModelMayGiveUp) {
+  std::atomic<bool> go = false;
+  ServerOptions options;
+  options.http.port = 0;
+  options.served_names = {"m"};
+  Server server(options, [&]() -> ServingParts {
+    while (!go) usleep(1000);
+    throw Error("too late");
+  });
+  EXPECT_FALSE(server.wait_until_loaded([] { return true; }));
+  EXPECT_EQ(server.service().state(), Service::State::kLoading);
+  go = true;
+}
+
 TEST(ServerShutdown, WaitsForWhatIsUnderWay) {
   TestServer server(std::string(60, 'a'));
   server.controls().step_time = 2000;

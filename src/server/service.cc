@@ -1,10 +1,12 @@
 #include "server/service.h"
 
+#include <algorithm>
 #include <filesystem>
-#include <nlohmann/json.hpp>
+#include <limits>
 
 #include "base/error.h"
 #include "base/file.h"
+#include "model/json_fields.h"
 
 namespace vamp {
 
@@ -12,20 +14,18 @@ SamplingDefaults load_sampling_defaults(const std::string& folder) {
   SamplingDefaults defaults;
   const std::filesystem::path path = std::filesystem::path(folder) / "generation_config.json";
   if (!std::filesystem::exists(path)) return defaults;
-  const auto json = nlohmann::json::parse(read_text_file(path), nullptr, false);
-  if (!json.is_object()) throw Error("{}: not a JSON object", path.string());
-  const auto read = [&](const char* key, auto& value) {
-    const auto it = json.find(key);
-    if (it == json.end() || it->is_null()) return;
-    if (!it->is_number()) throw Error("{}: \"{}\" is not a number", path.string(), key);
-    it->get_to(value);
+  const nlohmann::json json = parse_json_object(read_text_file(path), path.string());
+  const JsonFields fields(json, path.string());
+  const auto read = [&](const char* key, float& value, double low, double high) {
+    value = static_cast<float>(fields.number_or(key, value, low, high));
   };
-  read("temperature", defaults.temperature);
-  read("top_p", defaults.top_p);
-  read("top_k", defaults.top_k);
-  read("min_p", defaults.min_p);
-  read("repetition_penalty", defaults.repetition_penalty);
-  read("max_new_tokens", defaults.max_tokens);
+  constexpr int kMost = std::numeric_limits<int>::max();
+  read("temperature", defaults.temperature, 0, 100);
+  read("top_p", defaults.top_p, 0, 1);
+  read("min_p", defaults.min_p, 0, 1);
+  read("repetition_penalty", defaults.repetition_penalty, 1e-3, 100);
+  defaults.top_k = std::max(0, fields.integer_or("top_k", 0, -1, kMost));
+  defaults.max_tokens = fields.integer_or("max_new_tokens", 0, 0, kMost);
   return defaults;
 }
 

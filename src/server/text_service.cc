@@ -15,13 +15,8 @@ void TextService::join() {
   threads_.join();
 }
 
-std::string TextService::render(ChatPrompt prompt) {
-  prompt.chat_template = chat_template_.empty()
-                             ? choose_chat_template(tokenizer_.config(), !prompt.tools.is_null())
-                             : chat_template_;
-  ChatJson variables = special_token_variables(tokenizer_.config());
-  variables.update(prompt.variables);
-  prompt.variables = std::move(variables);
+template <typename Use>
+auto TextService::with_renderer(Use use) {
   std::unique_ptr<ChatRenderer> renderer;
   {
     const std::lock_guard lock(mutex_);
@@ -31,18 +26,29 @@ std::string TextService::render(ChatPrompt prompt) {
     }
   }
   if (!renderer) renderer = std::make_unique<ChatRenderer>();
-  const auto give_back = [&] {
+  const auto give_back = [&](ChatRenderer*) {
     const std::lock_guard lock(mutex_);
     idle_renderers_.push_back(std::move(renderer));
   };
-  try {
-    std::string text = renderer->render(prompt);
-    give_back();
-    return text;
-  } catch (...) {
-    give_back();
-    throw;
-  }
+  const std::unique_ptr<ChatRenderer, decltype(give_back)> borrowed(renderer.get(), give_back);
+  return use(*borrowed);
+}
+
+std::string TextService::render(ChatPrompt prompt) {
+  prompt.chat_template = chat_template_.empty()
+                             ? choose_chat_template(tokenizer_.config(), !prompt.tools.is_null())
+                             : chat_template_;
+  ChatJson variables = special_token_variables(tokenizer_.config());
+  variables.update(prompt.variables);
+  prompt.variables = std::move(variables);
+  return with_renderer([&](ChatRenderer& renderer) { return renderer.render(prompt); });
+}
+
+void TextService::check_templates() {
+  with_renderer([&](ChatRenderer& renderer) {
+    if (!chat_template_.empty()) return renderer.check(chat_template_);
+    for (const auto& [name, text] : tokenizer_.config().chat_templates) renderer.check(text);
+  });
 }
 
 }  // namespace vamp

@@ -30,6 +30,9 @@ class TextService {
   // already; template and special tokens are filled in here. Throws TemplateError, Error.
   std::string render(ChatPrompt prompt);
 
+  // Whether the templates that render() will use are templates at all. Throws TemplateError, Error.
+  void check_templates();
+
   // Runs `work` on one of the text threads and goes on where it was awaited. What `work` throws is
   // thrown there. Results must be default-constructible.
   template <typename Work>
@@ -39,6 +42,10 @@ class TextService {
   }
 
  private:
+  // `use` of a renderer that nobody else uses meanwhile.
+  template <typename Use>
+  auto with_renderer(Use use);
+
   template <typename Work>
   static boost::asio::awaitable<std::invoke_result_t<Work>> call(Work work) {
     co_return work();

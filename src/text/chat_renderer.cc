@@ -90,22 +90,34 @@ void ChatRenderer::fail(ChildProcess::Outcome outcome) {
 }
 
 std::string ChatRenderer::render(const ChatPrompt& prompt) {
-  const ChatJson request = {{"template", prompt.chat_template},
-                            {"messages", prompt.messages},
-                            {"tools", prompt.tools},
-                            {"documents", prompt.documents},
-                            {"variables", prompt.variables},
-                            {"add_generation_prompt", prompt.add_generation_prompt},
-                            {"continue_final_message", prompt.continue_final_message},
-                            {"cpu_seconds", options_.cpu_seconds},
-                            {"output_limit", options_.output_characters}};
   if (!prompt.messages.is_array() || !prompt.variables.is_object()) {
     throw TemplateError("messages must be a list, and chat_template_kwargs an object");
   }
   if (prompt.add_generation_prompt && prompt.continue_final_message) {
     throw TemplateError("add_generation_prompt and continue_final_message exclude each other");
   }
-  const std::string text = request.dump();
+  return ask({{"template", prompt.chat_template},
+              {"messages", prompt.messages},
+              {"tools", prompt.tools},
+              {"documents", prompt.documents},
+              {"variables", prompt.variables},
+              {"add_generation_prompt", prompt.add_generation_prompt},
+              {"continue_final_message", prompt.continue_final_message}});
+}
+
+void ChatRenderer::check(const std::string& chat_template) {
+  ask({{"template", chat_template}});
+}
+
+std::string ChatRenderer::ask(ChatJson request) {
+  request["cpu_seconds"] = options_.cpu_seconds;
+  request["output_limit"] = options_.output_characters;
+  std::string text;
+  try {
+    text = request.dump();
+  } catch (const ChatJson::exception&) {
+    throw TemplateError("the chat template is not UTF-8 text");  // what JSON brings always is
+  }
   if (text.size() > options_.input_bytes) {
     throw TemplateError("the conversation has {}, the limit is {}", format_bytes(text.size()),
                         format_bytes(options_.input_bytes));

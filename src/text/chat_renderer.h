@@ -67,7 +67,12 @@ class ChatRenderer {
   // when the process cannot be started.
   std::string render(const ChatPrompt& prompt);
 
+  // Throws TemplateError when the text is no template at all, whatever the conversation; Error as
+  // render() does.
+  void check(const std::string& chat_template);
+
  private:
+  std::string ask(ChatJson request);
   void start();
   [[noreturn]] void fail(ChildProcess::Outcome outcome);
 

@@ -3,7 +3,7 @@
 This is the child process of ChatRenderer (chat_renderer.h): templates come with models from
 anywhere, so they run here, in Jinja2's sandbox and under limits, and not in the server. A frame is
 four bytes of length, little endian, and JSON. The first one out says {"ready": true}; each request
-is answered by {"text": …} or {"error": …}.
+is answered by {"text": …} or {"error": …}. One without messages asks whether the template compiles.
 """
 
 import datetime
@@ -153,9 +153,14 @@ def answer(request):
     cpu = math.ceil(time.process_time()) + request["cpu_seconds"]
     resource.setrlimit(resource.RLIMIT_CPU, (cpu, resource.RLIM_INFINITY))
     try:
+        if "messages" not in request:  # only a check
+            compiled(request["template"])
+            return {"text": ""}
         return {"text": render(request)}
     except MemoryError:
         return {"error": "the chat template needs more memory than it may have"}
+    except jinja2.TemplateSyntaxError as error:
+        return {"error": f"line {error.lineno} of the chat template: {error.message}"}
     except Exception as error:  # whatever a template can make Python raise
         return {"error": str(error) or type(error).__name__}
 

@@ -97,6 +97,21 @@ TEST_F(ChatRendererTest, PassesOnWhatTheTemplateSays) {
   EXPECT_EQ(render("still {{ 1 }}"), "still 1");
 }
 
+TEST_F(ChatRendererTest, ChecksATemplateWithoutAConversation) {
+  const auto fault = [&](const std::string& chat_template) -> std::string {
+    try {
+      renderer_.check(chat_template);
+    } catch (const TemplateError& error) {
+      return error.what();
+    }
+    return "";
+  };
+  EXPECT_EQ(fault("{{ raise_exception('no messages') }}{% generation %}{% endgeneration %}"), "");
+  EXPECT_THAT(fault("{{ 1 }}\n{% for %}"), HasSubstr("line 2"));
+  EXPECT_THAT(fault("{{ 1 | no_such_filter }}"), HasSubstr("no_such_filter"));
+  EXPECT_THAT(fault("\xFF{{ 1 }}"), HasSubstr("UTF-8"));
+}
+
 TEST_F(ChatRendererTest, TemplatesStayInTheSandbox) {
   for (const char* attack :
        {"{{ ''.__class__.__mro__ }}", "{{ messages.append(1) }}", "{{ namespace(__class__=1) }}",
