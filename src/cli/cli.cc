@@ -80,6 +80,17 @@ CLI::Validator number_from(double low, double high) {
       "");
 }
 
+CLI::Validator a_name() {
+  return CLI::Validator(
+      [](std::string& text) -> std::string {
+        if (text.empty()) return "the value is empty: give one, or leave the flag out";
+        if (text.starts_with("--"))
+          return fmt::format("'{}' is a flag where a value should stand", text);
+        return {};
+      },
+      "");
+}
+
 size_t memory_flag(const char* flag, const std::string& text) {
   size_t bytes = 0;
   try {

@@ -18,12 +18,17 @@ struct CommandContext {
 };
 
 inline constexpr double kMostTokens = 16 << 20;  // of one request: beyond any model
+inline constexpr double kLongestSeconds = 1e8;   // three years
+inline constexpr double kMostSeed = 1e15;        // doubles still count one by one
 
 // Checks of numbers, with both limits in the message. NaN is outside of every range.
 CLI::Validator number_from(double low, double high);
 inline CLI::Validator count_from(int low) {
   return number_from(low, std::numeric_limits<int>::max());
 }
+
+// Of names: neither "$UNSET" nor, behind an $UNSET, the next flag is taken for one.
+CLI::Validator a_name();
 
 // Of a flag that is a size of memory, like 2GiB. Throws Error with the flag's name where it is not
 // a size, or nothing.

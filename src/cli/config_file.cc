@@ -3,6 +3,7 @@
 #include <yaml-cpp/yaml.h>
 
 #include <algorithm>
+#include <cctype>
 
 #include "base/error.h"
 #include "base/file.h"
@@ -30,10 +31,22 @@ std::string scalar(const YAML::Node& value, const std::string& path, const std::
   return value.Scalar();
 }
 
-void add_flag(const std::string& path, const std::string& key, const YAML::Node& value,
-              std::vector<std::string>& out) {
-  std::string flag = "--" + key;
-  std::replace(flag.begin(), flag.end(), '_', '-');
+// The flag that a key stands for. Keys like "max_model_len" are vLLM's.
+std::string flag_of(const std::string& path, const YAML::Node& key) {
+  std::string name = key.IsScalar() ? key.Scalar() : "";
+  std::replace(name.begin(), name.end(), '_', '-');
+  const auto fits = [](unsigned char c) { return std::isalnum(c) || c == '-'; };
+  if (name.empty() || name.front() == '-' || !std::all_of(name.begin(), name.end(), fits))
+    throw Error("{}:{}: the key is not a flag's name without dashes, like \"port\"", path,
+                key.Mark().line + 1);
+  if (name == "config") throw Error("{}: config: a file of flags names no other", path);
+  return "--" + name;
+}
+
+void add_flag(const std::string& path, const std::string& key, const std::string& flag,
+              const YAML::Node& value, std::vector<std::string>& out) {
+  if (value.IsNull())
+    throw Error("{}: {} has no value: write \"{}: VALUE\", or leave the line out", path, key, key);
   if (value.IsSequence()) {
     for (const YAML::Node& entry : value) {
       out.push_back(flag);
@@ -41,10 +54,12 @@ void add_flag(const std::string& path, const std::string& key, const YAML::Node&
     }
     return;
   }
-  const std::string text = value.IsNull() ? "true" : scalar(value, path, key);
-  if (text == "true" || text == "false") {
-    if (text == "true") out.push_back(flag);
-    if (text == "false" && key.starts_with("enable")) out.push_back("--no-" + flag.substr(2));
+  const std::string text = scalar(value, path, key);
+  bool on = false;
+  const bool quoted = value.Tag() == "!";
+  if (!quoted && text.size() > 1 && YAML::convert<bool>::decode(value, on)) {
+    // Bound to the flag: one that takes a value must not take the next flag for it.
+    out.push_back(flag + (on ? "=true" : "=false"));
     return;
   }
   out.push_back(flag);
@@ -77,17 +92,18 @@ std::vector<std::string> expand_config(std::vector<std::string> args) {
     path = *(at + 1);
     args.erase(at, at + 2);
   }
+  if (std::any_of(args.begin(), args.end(),
+                  [](const std::string& arg) { return flag_name(arg) == "--config"; }))
+    throw Error("--config is given twice: put the flags into one file");
   const bool has_model = args.size() > 1 && !args[1].starts_with("-");
   std::vector<std::string> added;
   for (const auto& entry : read_yaml(path)) {
-    const std::string key = entry.first.as<std::string>();
+    const std::string flag = flag_of(path, entry.first), key = entry.first.Scalar();
     if (key == "model") {
       if (!has_model) added.insert(added.begin(), scalar(entry.second, path, key));
-      continue;
+    } else if (!given(args, flag)) {
+      add_flag(path, key, flag, entry.second, added);
     }
-    std::string flag = "--" + key;
-    std::replace(flag.begin(), flag.end(), '_', '-');
-    if (!given(args, flag)) add_flag(path, key, entry.second, added);
   }
   args.insert(args.begin() + (has_model ? 2 : 1), added.begin(), added.end());
   return args;

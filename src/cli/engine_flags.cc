@@ -15,6 +15,41 @@ size_t host_tier(const std::string& text) {
   return bytes;
 }
 
+void add_sim_flags(CLI::App& command, EngineFlags& flags) {
+  MachineSetup& machine = flags.machine;
+  flags.sim_only = {
+      command.add_option("--gpu", machine.gpu, "sim: GPU preset, see vamp inspect"),
+      command.add_option("--machine", machine.profile, "sim: speeds (default: the GPU's)"),
+      command
+          .add_option("--gpu-memory-utilization", machine.gpu_memory_utilization,
+                      "sim: share of the GPU's memory to use")
+          ->check(number_from(0.01, 1)),
+      command
+          .add_option("--tensor-parallel-size", machine.tensor_parallel,
+                      "sim: GPUs that the model is cut over; short form -tp")
+          ->check(number_from(1, 1024))};
+}
+
+void add_cpu_flags(CLI::App& command, EngineFlags& flags) {
+  MachineSetup& machine = flags.machine;
+  flags.cpu_only = {
+      command
+          .add_option("--threads", machine.threads,
+                      "cpu: threads that compute (default: one a processor)")
+          ->check(number_from(1, 1024)),
+      command.add_option("--dtype", flags.dtype, "cpu: auto, bfloat16 or float32"),
+      command.add_option("--load-format", flags.load_format, "cpu: auto, safetensors or dummy")};
+}
+
+void check_executor(const EngineFlags& flags) {
+  const bool sim = flags.machine.executor == "sim";
+  for (const CLI::Option* option : sim ? flags.cpu_only : flags.sim_only) {
+    if (option->count() == 0) continue;
+    throw Error("{} says nothing to --executor {}: leave it out, or use --executor {}",
+                option->get_name(), flags.machine.executor, sim ? "cpu" : "sim");
+  }
+}
+
 }  // namespace
 
 void add_engine_flags(CLI::App& command, EngineFlags& flags) {
@@ -24,21 +59,20 @@ void add_engine_flags(CLI::App& command, EngineFlags& flags) {
       .add_option("--executor", machine.executor,
                   "cpu, or sim: a latency model in place of a machine")
       ->check(CLI::IsMember({"cpu", "sim"}));
-  command.add_option("--gpu", machine.gpu, "sim: GPU preset, see vamp inspect");
-  command.add_option("--machine", machine.profile, "sim: speeds (default: the GPU's)");
+  add_sim_flags(command, flags);
+  CLI::Option* budget =
+      command.add_option("--device-memory", flags.device_memory,
+                         "budget for weights and KV, like 2GiB (default: 2GiB on the CPU, the "
+                         "GPU's memory in the simulator)");
+  CLI::Option* pool = command
+                          .add_option("--kv-cache-memory-bytes", flags.kv_cache_memory,
+                                      "instead: the KV pool with every expert resident")
+                          ->excludes(budget);
   command
-      .add_option("--gpu-memory-utilization", machine.gpu_memory_utilization,
-                  "sim: share of the GPU's memory to use")
-      ->check(number_from(0.01, 1));
-  command
-      .add_option("--tensor-parallel-size", machine.tensor_parallel,
-                  "sim: GPUs that the model is cut over; short form -tp")
-      ->check(number_from(1, 1024));
-  command.add_option("--device-memory", flags.device_memory,
-                     "budget for weights and KV, like 2GiB");
-  command.add_option("--kv-cache-memory-bytes", flags.kv_cache_memory,
-                     "instead: the KV pool with every expert resident");
-  command.add_option("--kv-cache-tokens", machine.kv_cache_tokens, "the same in tokens")
+      .add_option("--kv-cache-tokens", machine.kv_cache_tokens,
+                  "the same in tokens: at least so many, in whole blocks and pages")
+      ->excludes(budget)
+      ->excludes(pool)
       ->check(count_from(1));
   command.add_option("--kv-offloading-size", flags.kv_offloading,
                      "host tier of the KV cache, in GiB or like 512MiB (default none)");
@@ -59,8 +93,10 @@ void add_engine_flags(CLI::App& command, EngineFlags& flags) {
                   "tokens of one step (default 8192)")
       ->check(number_from(1, kMostTokens));
   command
-      .add_option("--max-model-len", scheduler.max_model_len,
-                  "prompt and output of one request (default: what the pool holds)")
+      .add_option(
+          "--max-model-len", scheduler.max_model_len,
+          "prompt and output of one request (default: what the pool holds; in vamp serve no more "
+          "than the model was made for)")
       ->check(number_from(1, kMostTokens));
   command.add_flag("--enable-prefix-caching,!--no-enable-prefix-caching",
                    scheduler.enable_prefix_caching, "reuse cached prefixes (default on)");
@@ -68,15 +104,11 @@ void add_engine_flags(CLI::App& command, EngineFlags& flags) {
   command.add_option(
       "--admission", flags.admission,
       "whole-prompt or first-chunk: how much of a request must fit before it enters");
-  command
-      .add_option("--threads", machine.threads,
-                  "cpu: threads that compute (default: one a processor)")
-      ->check(number_from(1, 1024));
-  command.add_option("--dtype", machine.dtype, "cpu: auto, bfloat16 or float32");
-  command.add_option("--load-format", flags.load_format, "cpu: auto, safetensors or dummy");
+  add_cpu_flags(command, flags);
 }
 
 MachineSetup finish_engine_flags(EngineFlags flags) {
+  check_executor(flags);
   MachineSetup& machine = flags.machine;
   machine.scheduler.admission = choose_flag<AdmissionRule>(
       "--admission", flags.admission,
@@ -88,6 +120,10 @@ MachineSetup finish_engine_flags(EngineFlags flags) {
                                              {{"auto", StagingMode::kAuto},
                                               {"whole-region", StagingMode::kWholeRegion},
                                               {"activated", StagingMode::kActivated}});
+  machine.dtype = choose_flag<ComputeDType>("--dtype", flags.dtype,
+                                            {{"auto", ComputeDType::kAuto},
+                                             {"bfloat16", ComputeDType::kBf16},
+                                             {"float32", ComputeDType::kF32}});
   machine.dummy_weights =
       choose_flag<bool>("--load-format", flags.load_format,
                         {{"auto", false}, {"safetensors", false}, {"dummy", true}});

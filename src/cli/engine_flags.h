@@ -4,6 +4,7 @@
 #include <CLI/CLI.hpp>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "base/error.h"
 #include "cli/machine.h"
@@ -13,9 +14,11 @@ namespace vamp {
 // Flags as text, where they are checked or converted later.
 struct EngineFlags {
   MachineSetup machine;
-  std::string admission = "whole-prompt", scheduling = "fcfs", staging = "auto",
+  std::string admission = "whole-prompt", scheduling = "fcfs", staging = "auto", dtype = "auto",
               load_format = "auto";
   std::string device_memory, kv_cache_memory, kv_offloading;
+  // Flags that one executor alone knows. The other would pass them over.
+  std::vector<const CLI::Option*> sim_only, cpu_only;
 };
 
 void add_engine_flags(CLI::App& command, EngineFlags& flags);

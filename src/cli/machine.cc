@@ -29,12 +29,20 @@ size_t simulated_budget(const MachineSetup& setup, const GpuPreset& gpu) {
   return static_cast<size_t>(static_cast<double>(gpu.memory_bytes) * share);
 }
 
-// The budget that leaves the KV pool just what was asked for, when every expert is resident.
+size_t round_up(size_t value, size_t multiple) {
+  return (value + multiple - 1) / multiple * multiple;
+}
+
+// The budget that leaves the KV pool what was asked for, when every expert is resident: at least
+// that, as the pool is made of whole blocks and pages.
 size_t budget_for_pool(const MachineSetup& setup, const MemoryLayout& ample) {
-  const size_t pool = setup.kv_cache_tokens > 0
-                          ? static_cast<size_t>(setup.kv_cache_tokens) * ample.kv_bytes_per_token
-                          : setup.kv_cache_memory;
-  return ample.dense_weight_bytes + ample.reserve_bytes + ample.expert_bytes() + pool;
+  const size_t block = static_cast<size_t>(setup.block_tokens) * ample.kv_bytes_per_token;
+  const size_t pool =
+      setup.kv_cache_tokens > 0
+          ? round_up(static_cast<size_t>(setup.kv_cache_tokens) * ample.kv_bytes_per_token, block)
+          : std::max(setup.kv_cache_memory, block);
+  return ample.dense_weight_bytes + ample.reserve_bytes + ample.expert_bytes() +
+         round_up(pool, ample.page_bytes);
 }
 
 bool sized_by_pool(const MachineSetup& setup) {
@@ -77,18 +85,11 @@ Machine make_simulated(const MachineSetup& setup, const ModelConfig& model,
   return machine;
 }
 
-ComputeDType compute_dtype(const std::string& name) {
-  if (name == "auto") return ComputeDType::kAuto;
-  if (name == "bfloat16") return ComputeDType::kBf16;
-  if (name == "float32") return ComputeDType::kF32;
-  throw Error("--dtype {}: use auto, bfloat16 or float32", name);
-}
-
 Machine make_cpu(const MachineSetup& setup, const ModelConfig& model, const PolicyTraits& traits) {
   ExecutorConfig config;
   config.model = setup.model;
   config.load_format = setup.dummy_weights ? LoadFormat::kDummy : LoadFormat::kSafetensors;
-  config.dtype = compute_dtype(setup.dtype);
+  config.dtype = setup.dtype;
   config.threads = setup.threads;
   config.block_size = setup.block_tokens;
   config.max_offload_ratio = setup.max_offload_percent;

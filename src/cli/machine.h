@@ -8,6 +8,7 @@
 #include "core/executor.h"
 #include "core/make_policy.h"
 #include "core/scheduler.h"
+#include "exec/executor_config.h"
 #include "model/memory_layout.h"
 #include "model/model_config.h"
 
@@ -27,11 +28,11 @@ struct MachineSetup {
   double max_offload_percent = 15;
   int block_tokens = 16;
   StagingMode staging = StagingMode::kAuto;
-  int threads = 0;             // cpu
-  bool real_clock = false;     // sim: steps take the time that they would; else it is skipped
-  Micros step_time = 0;        // sim: of every step, instead of the latency model's; 0: the model's
-  std::string dtype = "auto";  // cpu
-  bool dummy_weights = false;  // cpu
+  int threads = 0;          // cpu
+  bool real_clock = false;  // sim: steps take the time that they would; else it is skipped
+  Micros step_time = 0;     // sim: of every step, instead of the latency model's; 0: the model's
+  ComputeDType dtype = ComputeDType::kAuto;  // cpu
+  bool dummy_weights = false;                // cpu
   SchedulerConfig scheduler;
 };
 

@@ -11,19 +11,19 @@
 namespace vamp {
 namespace {
 
-constexpr double kLongest = 1e8;  // seconds: three years
-
 // Flags as text, where they are checked or converted later.
 struct ReplayFlags {
   ReplaySetup setup;
   EngineFlags engine;
-  std::string trace_format, window = "all";
+  std::string trace_format, max_trace, window = "all";
   double think_cap = 60, think_time = -1, stagger = 0, max_seconds = 0;
 };
 
 ReplaySetup finish(ReplayFlags flags) {
   ReplaySetup& setup = flags.setup;
   if (!flags.trace_format.empty()) setup.trace_read.format = parse_trace_format(flags.trace_format);
+  if (!flags.max_trace.empty())
+    setup.trace_read.max_bytes = memory_flag("--max-trace-bytes", flags.max_trace);
   setup.replay.window = parse_window(flags.window);
   setup.replay.seed = setup.prompts.seed;
   setup.replay.think_cap = flags.think_cap * kSecond;
@@ -43,6 +43,7 @@ void add_workload_options(CLI::App& command, ReplayFlags& flags) {
                   "file, .gz, tar archive or folder: AIPerf mooncake_trace, Mooncake, WEKA, vLLM "
                   "multi-turn, LMCache; or "
                   "sweep:sessions=16,kv=0.85GiB[,turns=12,output=128,first=0.4]")
+      ->check(a_name())
       ->required();
   command.add_option("--trace-format", flags.trace_format,
                      "mooncake, weka, vllm-multi-turn or lmcache (default: told from the content)");
@@ -50,6 +51,7 @@ void add_workload_options(CLI::App& command, ReplayFlags& flags) {
       .add_option("--trace-block-size", setup.trace_read.block_tokens,
                   "tokens a block id stands for (default: told from the lengths)")
       ->check(number_from(1, 1 << 16));
+  command.add_option("--max-trace-bytes", flags.max_trace, "of its text, unpacked (default 1GiB)");
   command.add_flag("--chat", setup.trace_read.chat,
                    "LMCache: wrap each piece of text as a user's message, in the model's chat "
                    "template");
@@ -60,7 +62,7 @@ void add_workload_options(CLI::App& command, ReplayFlags& flags) {
       ->check(count_from(0));
   command
       .add_option("--stagger", flags.stagger, "seconds between the starts of the first sessions")
-      ->check(number_from(0, kLongest));
+      ->check(number_from(0, kLongestSeconds));
   command.add_option("--max-sessions", setup.selection.max_sessions, "the trace's first so many")
       ->check(count_from(0));
   command.add_option("--max-turns", setup.selection.max_turns, "of each session")
@@ -74,13 +76,13 @@ void add_workload_options(CLI::App& command, ReplayFlags& flags) {
                   "scale prompt and output lengths of a trace of block ids")
       ->check(number_from(1e-4, 64));
   command.add_option("--think-scale", replay.think_scale, "scale recorded think times")
-      ->check(number_from(0, kLongest));
+      ->check(number_from(0, kLongestSeconds));
   command
       .add_option("--think-cap", flags.think_cap,
                   "seconds that a think time lasts at most (default 60)")
-      ->check(number_from(0, kLongest));
+      ->check(number_from(0, kLongestSeconds));
   command.add_option("--think-time", flags.think_time, "seconds, instead of the recorded ones")
-      ->check(number_from(0, kLongest));
+      ->check(number_from(0, kLongestSeconds));
   command.add_option("--think-jitter", replay.think_jitter, "vary think times by this share")
       ->check(number_from(0, 1));
   command
@@ -103,8 +105,9 @@ void add_workload_options(CLI::App& command, ReplayFlags& flags) {
   command.add_option("--window", flags.window,
                      "what is counted: all, paper, or seconds BEGIN:END (default all)");
   command.add_option("--max-seconds", flags.max_seconds, "cut a run after so long")
-      ->check(number_from(0, kLongest));
-  command.add_option("--seed", setup.prompts.seed, "of prompt tokens and think times (default 1)");
+      ->check(number_from(0, kLongestSeconds));
+  command.add_option("--seed", setup.prompts.seed, "of prompt tokens and think times (default 1)")
+      ->check(number_from(0, kMostSeed));
 }
 
 }  // namespace
@@ -115,14 +118,18 @@ void add_replay_command(CLI::App& app, CommandContext& context) {
   setup.policies = {"static", "paper", "priced"};
   CLI::App* command = app.add_subcommand(
       "replay", "Replay a recorded workload under one policy after the other, and report");
-  command->add_option("model", flags->engine.machine.model, "Hugging Face folder")->required();
+  command->add_option("model", flags->engine.machine.model, "Hugging Face folder")
+      ->check(a_name())
+      ->required();
   command->add_option("--policy", setup.policies, "static, paper, priced, ...: one run each")
       ->delimiter(',');
   add_workload_options(*command, *flags);
   add_engine_flags(*command, flags->engine);
-  command->add_option(
-      "--output", setup.output,
-      "folder for results.json, results.sqlite and report.html (default results/replay)");
+  command
+      ->add_option(
+          "--output", setup.output,
+          "folder for results.json, results.sqlite and report.html (default results/replay)")
+      ->check(a_name());
   command->add_flag("--show-answer", setup.show_answer, "text: print a sample answer");
   command->callback([flags, &context] {
     if (!run_replay(finish(*flags), context.out, context.err))

@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <ostream>
+#include <set>
 
 #include "base/error.h"
 #include "cli/commands.h"
@@ -151,8 +152,9 @@ std::vector<std::pair<std::string, std::string>> run_settings(const std::string&
                ? format_bytes(static_cast<size_t>(scheduler.host_blocks) * layout.block_bytes)
                : "none"},
           {"KV pool at the start",
-           fmt::format("{} tokens", layout.base_blocks() * layout.block_tokens)},
-          {"KV pool at most", fmt::format("{} tokens", layout.max_blocks() * layout.block_tokens)}};
+           fmt::format("{} tokens", int64_t{layout.base_blocks()} * layout.block_tokens)},
+          {"KV pool at most",
+           fmt::format("{} tokens", int64_t{layout.max_blocks()} * layout.block_tokens)}};
 }
 
 ReplayResult run_policy(const ReplaySetup& setup, const std::string& policy,
@@ -234,11 +236,20 @@ void add_samples(const ReplayResult& result, const Tokenizer& tokenizer, ReportR
   }
 }
 
+// Before the first run, not after it.
+void check_policies(const std::vector<std::string>& policies) {
+  std::set<std::string> seen;
+  for (const std::string& policy : policies) {
+    policy_traits(policy);
+    if (!seen.insert(policy).second)
+      throw Error("--policy: {} is named twice; name each policy once", policy);
+  }
+}
+
 }  // namespace
 
 bool run_replay(const ReplaySetup& setup, std::ostream& out, std::ostream& err) {
-  for (const std::string& policy : setup.policies)
-    policy_traits(policy);  // names are checked first
+  check_policies(setup.policies);
   AtomicFiles::check_folder(setup.output);
   const ModelConfig model = load_model_config(setup.machine.model);
   const auto markup = model_markup(setup.machine.model);

@@ -101,6 +101,13 @@ TEST_F(ReplayCommand, FaultsOfTheUserAreOneLineAndCode2) {
   fails({"--trace", "/nowhere/trace.jsonl"}, "no such file");
   fails({"--trace", trace_of(row + "\n{\"session_id\":5}\n")}, "line 2");
   fails({"--trace", trace_of(row), "--policy", "static,best"}, "unknown policy 'best'");
+  fails({"--trace", trace_of(row), "--policy", "static,paper,static"}, "static is named twice");
+  fails({"--trace", trace_of(row), "--threads", "2"}, "--threads says nothing to --executor sim");
+  fails({"--trace", "/dev/zero"}, "neither a file, a pipe nor a folder");
+  fails({"--trace", trace_of(row), "--max-trace-bytes", "10"}, "--max-trace-bytes");
+  fails({"--trace", trace_of(row), "--max-trace-bytes", "some"}, "--max-trace-bytes");
+  fails({"--trace", trace_of(row), "--device-memory", "1GiB", "--kv-cache-tokens", "9"},
+        "--device-memory excludes --kv-cache-tokens");
   fails({"--trace", trace_of(row), "--window", "soon"}, "--window soon");
   fails({"--trace", trace_of(row), "--admission", "never"}, "--admission never");
   fails({"--trace", trace_of(row), "--own-replies"}, "--token-scale");
@@ -138,6 +145,7 @@ TEST_F(ReplayCommand, FaultsOfTheUserAreOneLineAndCode2) {
                            "--max-model-len",
                            "--threads",
                            "--tensor-parallel-size",
+                           "--seed",
                            "--gpu-memory-utilization"}) {
     for (const char* value : {"-1", "nan", "-inf", "1e400", "99999999999999999999", "many"}) {
       fails({"--trace", trace_of(row), std::string(flag) + "=" + value}, flag);
@@ -179,7 +187,7 @@ TEST_F(ReplayCommand, AFullDiskIsOneLineAndLeavesNothing) {
   setrlimit(RLIMIT_FSIZE, &before);
   EXPECT_EQ(outcome.code, 2);
   EXPECT_THAT(outcome.err, AllOf(HasSubstr("cannot write"), HasSubstr("--output")));
-  EXPECT_TRUE(std::filesystem::is_empty(folder_));
+  EXPECT_FALSE(std::filesystem::exists(folder_));
 }
 
 // However small the blocks: they are counted for the pool asked for, not for the one that serves to
@@ -191,6 +199,31 @@ TEST_F(ReplayCommand, APoolOfTokensTakesBlocksOfOneToken) {
       {"--trace", trace, "--kv-cache-tokens", "256", "--block-size", "1", "--policy", "static"});
   ASSERT_EQ(outcome.code, 0) << outcome.err;
   EXPECT_EQ(results()["runs"][0]["failed_turns"], 0);
+}
+
+// With a look at Ctrl-C ten times a virtual second this would take hours: the test's own time limit
+// is the check.
+TEST_F(ReplayCommand, LongPausesTakeNoTimeInTheSimulator) {
+  const std::string row =
+      R"({"session_id":"a","input_length":64,"output_length":3,"hash_ids":[1]})";
+  const Outcome outcome = run({"--trace", trace_of(row + "\n" + row + "\n" + row + "\n"),
+                               "--think-time", "1e8", "--policy", "static"});
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_EQ(results()["runs"][0]["turns"], 3);
+}
+
+// Less than a block, or than a page: the pool is rounded up, and no expert is given up for it.
+TEST_F(ReplayCommand, ATinyPoolHasABlock) {
+  const std::string trace =
+      trace_of(R"({"session_id":"a","input_length":8,"output_length":3,"hash_ids":[1]})");
+  for (const std::vector<std::string>& size :
+       {std::vector<std::string>{"--kv-cache-tokens", "1"}, {"--kv-cache-memory-bytes", "1"}}) {
+    const Outcome outcome =
+        run({"--trace", trace, size[0], size[1], "--policy", "static", "--sessions", "2147483647"});
+    ASSERT_EQ(outcome.code, 0) << outcome.err;
+    EXPECT_EQ(results()["runs"][0]["failed_turns"], 0);
+    EXPECT_EQ(results()["runs"][0]["groups_out"]["max"], 0);
+  }
 }
 
 TEST_F(ReplayCommand, ARequestThatCanNeverFitIsCountedAndTheOthersGoOn) {

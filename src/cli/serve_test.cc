@@ -14,13 +14,16 @@
 #include "cli/model_path.h"
 #include "cli/serve_flags.h"
 #include "server/metrics.h"
+#include "server/service.h"
 
 namespace vamp {
 namespace {
 
 namespace fs = std::filesystem;
+using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
+using testing::StartsWith;
 
 class ServeTest : public testing::Test {
  protected:
@@ -38,6 +41,14 @@ class ServeTest : public testing::Test {
       fs::temp_directory_path() / ("vamp_serve_test_" + std::to_string(getpid()));
 };
 
+std::pair<int, std::string> run(const std::vector<std::string>& args) {
+  std::vector<const char*> argv = {"vamp"};
+  for (const std::string& arg : args) argv.push_back(arg.c_str());
+  std::ostringstream out, err;
+  const int code = run_cli(static_cast<int>(argv.size()), argv.data(), out, err);
+  return {code, err.str()};
+}
+
 std::string error_of(const std::function<void()>& call) {
   try {
     call();
@@ -54,29 +65,41 @@ TEST_F(ServeTest, ConfigFilesGiveFlagsAndTheCommandLineGoesBefore) {
                                  "served-model-name: [a, b]\nenforce-eager: false\n");
   EXPECT_THAT(expand_config({"serve", "--config", path, "--port=1"}),
               ElementsAre("serve", "some/model", "--max-model-len", "4096",
-                          "--enable-auto-tool-choice", "--no-enable-prefix-caching",
-                          "--served-model-name", "a", "--served-model-name", "b", "--port=1"));
+                          "--enable-auto-tool-choice=true", "--enable-prefix-caching=false",
+                          "--served-model-name", "a", "--served-model-name", "b",
+                          "--enforce-eager=false", "--port=1"));
   EXPECT_EQ(expand_config({"serve", "mine", "--config=" + path})[1], "mine");
   EXPECT_THAT(expand_config({"replay", "--config", path}), ElementsAre("replay", "--config", path));
 }
 
 TEST_F(ServeTest, FaultyConfigFilesAreNamed) {
-  EXPECT_THAT(error_of([] {
-                expand_config({"serve", "--config", "/none.yaml"});
-              }),
-              HasSubstr("/none.yaml"));
-  const std::string broken = write("b.yaml", "port: [1\n");
-  EXPECT_THAT(error_of([&] {
-                expand_config({"serve", "--config", broken});
-              }),
-              HasSubstr("not valid YAML"));
-  const std::string list = write("l.yaml", "- port\n");
-  EXPECT_THAT(error_of([&] {
-                expand_config({"serve", "--config", list});
-              }),
-              HasSubstr("expected flags"));
-  const std::string nested = write("n.yaml", "port:\n  a: 1\n");
-  EXPECT_THAT(error_of([&] { expand_config({"serve", "--config", nested}); }), HasSubstr("port"));
+  const auto fault = [](const std::string& path) {
+    return error_of([&] { expand_config({"serve", "--config", path, "--host", "::1"}); });
+  };
+  EXPECT_THAT(fault("/none.yaml"), HasSubstr("/none.yaml"));
+  const std::vector<std::pair<std::string, std::string>> faults = {
+      {"port: [1\n", "not valid YAML"},
+      {"- port\n", "expected flags"},
+      {"port:\n  a: 1\n", "port is neither a value"},
+      {"seed: 1\nport:\n", "port has no value"},
+      {"port: ~\n", "port has no value"},
+      {"api-key: [a, ]\nport: [1, ~]\n", "port is neither a value"},
+      {"config: other.yaml\n", "config: a file of flags names no other"},
+      {"port: 1\n? [a, b]\n: 1\n", ":2: the key is not a flag's name"},
+      {"--port: 1\n", ":1: the key is not a flag's name"},
+      {"port=1: 1\n", ":1: the key is not a flag's name"},
+  };
+  for (const auto& [text, message] : faults) {
+    const std::string path = write("c.yaml", text);
+    EXPECT_THAT(fault(path), AllOf(StartsWith(path), HasSubstr(message))) << text;
+  }
+}
+
+// What stands behind it must not be taken for its value.
+TEST_F(ServeTest, ASwitchInAConfigFileIsNoValue) {
+  const std::string path = write("c.yaml", "port: true\nenforce-eager: yes\nhost: \"on\"\n");
+  EXPECT_THAT(expand_config({"serve", "m", "--config", path}),
+              ElementsAre("serve", "m", "--port=true", "--enforce-eager=true", "--host", "on"));
 }
 
 TEST_F(ServeTest, HubIdsAreFoundInTheCacheOrTheCommandIsTold) {
@@ -118,15 +141,79 @@ TEST_F(ServeTest, FaultsAreOneLineAndCodeTwo) {
       {{"serve", "x", "--enable-auto-tool-choice"}, "--tool-call-parser"},
       {{"serve", "x", "--policy", "nope"}, "nope"},
       {{"serve", "x", "--chat-template", "/no/file"}, "no such file"},
-      {{"serve", "x", "--max-body-bytes", "lots"}, "lots"},
+      {{"serve", "x", "--chat-template", "{{ 1 }}\n{% for %}"},
+       "--chat-template (the text given): line 2"},
+      {{"serve", "x", "--chat-template", write("t", "Hello")}, "holds no Jinja text"},
+      {{"serve", ""}, "model: the value is empty"},
+      {{"serve", "x", "--served-model-name", ""}, "--served-model-name: the value is empty"},
+      {{"serve", "x", "--api-key", "--port", "1"}, "--api-key: '--port' is a flag"},
+      {{"serve", "x", "--dtype", "int8"}, "--dtype int8: use one of"},
+      {{"serve", "x", "--gpu-memory-utilization", "0.9"}, "--gpu-memory-utilization says nothing"},
+      {{"serve", "x", "--sim-step-ms", "1"}, "--sim-step-ms says nothing to --executor cpu"},
+      {{"serve", "x", "--executor", "sim", "--load-format", "dummy"}, "--load-format says nothing"},
       {{"serve", "x", "--generation-config", "/no/folder"}, "--generation-config /no/folder"},
   };
   for (const auto& [args, message] : faults) {
-    std::vector<const char*> argv = {"vamp"};
-    for (const std::string& arg : args) argv.push_back(arg.c_str());
-    std::ostringstream out, err;
-    EXPECT_EQ(run_cli(static_cast<int>(argv.size()), argv.data(), out, err), 2) << message;
-    EXPECT_THAT(err.str(), HasSubstr(message));
+    const auto [code, error] = run(args);
+    EXPECT_EQ(code, 2) << message;
+    EXPECT_THAT(error, AllOf(StartsWith("vamp: error: "), HasSubstr(message)));
+    EXPECT_EQ(std::count(error.begin(), error.end(), '\n'), 1) << error;
+  }
+}
+
+TEST_F(ServeTest, NumbersHaveLimits) {
+  const auto refused = [](const std::string& flag, const std::string& value) {
+    const auto [code, error] = run({"serve", "x", flag + "=" + value});
+    EXPECT_EQ(code, 2) << flag << " " << value;
+    EXPECT_THAT(error, HasSubstr(flag)) << value;
+  };
+  for (const char* flag : {"--max-logprobs",
+                           "--seed",
+                           "--port",
+                           "--api-server-threads",
+                           "--text-threads",
+                           "--max-connections",
+                           "--max-waiting-requests",
+                           "--max-json-depth",
+                           "--max-choices",
+                           "--header-timeout",
+                           "--body-timeout",
+                           "--write-timeout",
+                           "--idle-timeout",
+                           "--keep-alive-interval",
+                           "--drain-timeout",
+                           "--engine-stall-timeout",
+                           "--max-grammar-repetition",
+                           "--max-schema-depth",
+                           "--max-schema-values",
+                           "--sim-step-ms"}) {
+    for (const char* value : {"-1", "nan", "inf", "1e400", "99999999999999999999", "many"})
+      refused(flag, value);
+  }
+  for (const char* flag : {"--max-connections", "--max-choices", "--header-timeout",
+                           "--idle-timeout", "--max-schema-values"}) {
+    refused(flag, "0");
+  }
+  for (const char* flag :
+       {"--max-body-bytes", "--max-header-bytes", "--max-grammar-bytes", "--grammar-cache-bytes"}) {
+    for (const char* value : {"0", "-1", "nan", "lots"}) refused(flag, value);
+  }
+}
+
+TEST_F(ServeTest, GenerationConfigsHaveLimits) {
+  const std::string path = write("generation_config.json",
+                                 R"({"temperature": 0.5, "top_k": -1, "max_new_tokens": null})");
+  const SamplingDefaults defaults = load_sampling_defaults(folder_);
+  EXPECT_EQ(defaults.temperature, 0.5f);
+  EXPECT_EQ(defaults.top_k, 0);
+  EXPECT_EQ(defaults.max_tokens, 0);
+  for (const char* field :
+       {"temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens"}) {
+    for (const char* value : {"-2", "1e300", "\"1\"", "[]"}) {
+      write("generation_config.json", fmt::format("{{\"{}\": {}}}", field, value));
+      EXPECT_THAT(error_of([&] { load_sampling_defaults(folder_); }),
+                  AllOf(StartsWith(path), HasSubstr(field)));
+    }
   }
 }
 
