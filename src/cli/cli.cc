@@ -65,28 +65,41 @@ int parse_and_run(CLI::App& app, std::vector<std::string> args, CommandContext& 
   }
 }
 
+// For every value: neither "$UNSET" nor, behind an $UNSET, the next flag is taken for one.
+std::string missing_value(const std::string& text) {
+  if (text.empty()) return "the value is empty: give one, or leave the flag out";
+  if (text.starts_with("--")) return fmt::format("'{}' is a flag where a value should stand", text);
+  return {};
+}
+
+void add_commands(CLI::App& app, CommandContext& context) {
+  for (const AddCommand add : kCommands) add(app, context);
+  for (CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) {
+    for (CLI::Option* option : command->get_options()) {
+      if (option->get_items_expected_max() > 0) option->check(missing_value);
+    }
+  }
+}
+
+// Decimal alone: CLI11 would read 010 as eight, and "inf" as a number.
+bool decimal(const std::string& text) {
+  const bool octal = text.size() > 1 && text[0] == '0' && text[1] >= '0' && text[1] <= '9';
+  return !octal && text.find_first_not_of("0123456789.eE+-") == std::string::npos;
+}
+
 }  // namespace
 
 CLI::Validator number_from(double low, double high) {
   return CLI::Validator(
       [low, high](std::string& text) -> std::string {
         double value = 0;
-        if (CLI::detail::lexical_cast(text, value) && value >= low && value <= high) return {};
+        if (decimal(text) && CLI::detail::lexical_cast(text, value) && value >= low &&
+            value <= high)
+          return {};
         return fmt::format("'{}' must be a number {}", text,
                            std::isinf(high) || high >= std::numeric_limits<int>::max()
                                ? fmt::format("of at least {:g}", low)
                                : fmt::format("from {:g} to {:g}", low, high));
-      },
-      "");
-}
-
-CLI::Validator a_name() {
-  return CLI::Validator(
-      [](std::string& text) -> std::string {
-        if (text.empty()) return "the value is empty: give one, or leave the flag out";
-        if (text.starts_with("--"))
-          return fmt::format("'{}' is a flag where a value should stand", text);
-        return {};
       },
       "");
 }
@@ -112,7 +125,7 @@ int run_cli(int argc, const char* const* argv, std::ostream& out, std::ostream& 
   CommandContext context{out, err};
   signal(SIGXFSZ, SIG_IGN);  // a file beyond the limit is a failed write with a message
   try {
-    for (const AddCommand add : kCommands) add(app, context);
+    add_commands(app, context);
     return parse_and_run(app, arguments(argc, argv), context);
   } catch (const Error& error) {
     return report(err, "error", error.what(), kUserFault);

@@ -27,9 +27,6 @@ inline CLI::Validator count_from(int low) {
   return number_from(low, std::numeric_limits<int>::max());
 }
 
-// Of names: neither "$UNSET" nor, behind an $UNSET, the next flag is taken for one.
-CLI::Validator a_name();
-
 // Of a flag that is a size of memory, like 2GiB. Throws Error with the flag's name where it is not
 // a size, or nothing.
 size_t memory_flag(const char* flag, const std::string& text);

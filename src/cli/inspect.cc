@@ -74,9 +74,7 @@ void add_inspect_command(CLI::App& app, CommandContext& context) {
   options->plan.ratios = {5, 10, 15, 20, 25, 30};
   CLI::App* command = app.add_subcommand(
       "inspect", "Show how a model's memory would be laid out; needs only its config.json");
-  command->add_option("model", options->model, "Hugging Face folder, or a config.json")
-      ->check(a_name())
-      ->required();
+  command->add_option("model", options->model, "Hugging Face folder, or a config.json")->required();
   CLI::Option* gpu = command->add_option("--gpu", options->gpu, "GPU: " + preset_names());
   command
       ->add_option("--tensor-parallel-size", options->plan.tensor_parallel,

@@ -1,6 +1,7 @@
 #include "cli/machine.h"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
 
@@ -85,6 +86,17 @@ Machine make_simulated(const MachineSetup& setup, const ModelConfig& model,
   return machine;
 }
 
+// All of it is touched at the start: the kernel would end us, or others, in the middle.
+void check_physical_memory(size_t bytes) {
+  const size_t have =
+      static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  if (bytes <= have) return;
+  throw Error(
+      "{} of device memory are more than this machine's {}: give less with --device-memory, "
+      "or ask for a smaller KV pool",
+      format_bytes(bytes), format_bytes(have));
+}
+
 Machine make_cpu(const MachineSetup& setup, const ModelConfig& model, const PolicyTraits& traits) {
   ExecutorConfig config;
   config.model = setup.model;
@@ -104,6 +116,7 @@ Machine make_cpu(const MachineSetup& setup, const ModelConfig& model, const Poli
     ample.block_size = kPlentyBlockTokens;
     config.device_memory = budget_for_pool(setup, plan_memory(ample, model, *make_ops(config)));
   }
+  check_physical_memory(config.device_memory);
   Machine machine;
   machine.clock = std::make_unique<RealClock>();
   auto executor = std::make_unique<CpuExecutor>(config, *machine.clock);

@@ -43,7 +43,6 @@ void add_workload_options(CLI::App& command, ReplayFlags& flags) {
                   "file, .gz, tar archive or folder: AIPerf mooncake_trace, Mooncake, WEKA, vLLM "
                   "multi-turn, LMCache; or "
                   "sweep:sessions=16,kv=0.85GiB[,turns=12,output=128,first=0.4]")
-      ->check(a_name())
       ->required();
   command.add_option("--trace-format", flags.trace_format,
                      "mooncake, weka, vllm-multi-turn or lmcache (default: told from the content)");
@@ -118,18 +117,14 @@ void add_replay_command(CLI::App& app, CommandContext& context) {
   setup.policies = {"static", "paper", "priced"};
   CLI::App* command = app.add_subcommand(
       "replay", "Replay a recorded workload under one policy after the other, and report");
-  command->add_option("model", flags->engine.machine.model, "Hugging Face folder")
-      ->check(a_name())
-      ->required();
+  command->add_option("model", flags->engine.machine.model, "Hugging Face folder")->required();
   command->add_option("--policy", setup.policies, "static, paper, priced, ...: one run each")
       ->delimiter(',');
   add_workload_options(*command, *flags);
   add_engine_flags(*command, flags->engine);
-  command
-      ->add_option(
-          "--output", setup.output,
-          "folder for results.json, results.sqlite and report.html (default results/replay)")
-      ->check(a_name());
+  command->add_option(
+      "--output", setup.output,
+      "folder for results.json, results.sqlite and report.html (default results/replay)");
   command->add_flag("--show-answer", setup.show_answer, "text: print a sample answer");
   command->callback([flags, &context] {
     if (!run_replay(finish(*flags), context.out, context.err))

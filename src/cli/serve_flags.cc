@@ -25,13 +25,11 @@ void add_api_flags(CLI::App& command, ServeFlags& flags) {
   command
       .add_option("--served-model-name", server.served_names,
                   "name of the model in requests; several may be given (default: as given)")
-      ->check(a_name())
       ->expected(1, 64);
   command
       .add_option("--api-key", flags.api_keys,
                   "key that requests must bring; several may be given. Others see it in the "
                   "list of processes: better the environment's VAMP_API_KEY, or a file")
-      ->check(a_name())
       ->expected(1, 64);
   command.add_option("--api-key-file", flags.api_key_file, "file of such keys, one a line");
   command.add_option("--chat-template", flags.chat_template,
@@ -178,7 +176,6 @@ void add_serve_flags(CLI::App& command, ServeFlags& flags) {
   command
       .add_option("model", flags.engine.machine.model,
                   "Hugging Face folder, or the id of a model in the local Hugging Face cache")
-      ->check(a_name())
       ->required();
   add_api_flags(command, flags);
   add_http_flags(command, flags);
