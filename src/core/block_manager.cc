@@ -8,12 +8,14 @@
 
 namespace vamp {
 
-BlockManager::BlockManager(const MemoryLayout& layout, int host_blocks, int max_ghosts)
+BlockManager::BlockManager(const MemoryLayout& layout, int host_blocks, int max_ghosts,
+                           bool kv_events)
     : block_tokens_(layout.block_tokens),
       pool_(layout),
       order_(index_),
       host_(host_blocks),
       ghosts_(max_ghosts),
+      kv_events_(index_, layout.block_tokens, kv_events),
       swap_ready_(host_blocks, false) {}
 
 PrefixMatch BlockManager::match(std::span<const PrefixKey> keys, int max_blocks) const {
@@ -59,6 +61,7 @@ void BlockManager::promote(std::span<const PrefixKey> keys, const PrefixMatch& m
     const BlockId block = pool_.allocate();
     PrefixNode& node = index_.at(stack_[i]);
     index_.set_device(stack_[i], block);
+    kv_events_.stored(CacheTier::kDevice, stack_[i]);
     node.written = 0;
     pool_.at(block).node = stack_[i];
     add_reference(block);
@@ -104,13 +107,16 @@ void BlockManager::trim(BlockTable& table, int keep) {
 }
 
 BlockManager::Published BlockManager::publish(BlockTable& table, int index, const PrefixKey& key,
-                                              StepId written, bool may_adopt) {
+                                              std::span<const TokenId> tokens, StepId written,
+                                              bool may_adopt) {
   const BlockId own = table[index];
   const NodeId found = index_.find(key);
   if (found == kNoId || index_.at(found).device == kNoId) {
     NodeId id = found;
     if (id == kNoId) id = index_.add(key, index == 0 ? kNoId : pool_.at(table[index - 1]).node);
     index_.set_device(id, own);
+    kv_events_.name(id, tokens);
+    kv_events_.stored(CacheTier::kDevice, id);
     index_.at(id).written = written;
     pool_.at(own).node = id;
     return Published::kNew;
@@ -165,6 +171,16 @@ RunId BlockManager::release(BlockTable& table, int arriving_from, SessionId sess
 SessionId BlockManager::session_of(const PrefixKey& key) const {
   const NodeId id = index_.find(key);
   return id == kNoId ? 0 : index_.at(id).session;
+}
+
+std::vector<PrefixKey> BlockManager::cached_keys(CacheTier tier) const {
+  std::vector<PrefixKey> keys;
+  for (NodeId id = 0; id < index_.capacity(); ++id) {
+    const PrefixNode& node = index_.at(id);
+    const bool held = tier == CacheTier::kDevice ? node.device != kNoId : node.host_ready;
+    if (node.alive && held) keys.push_back(node.key);
+  }
+  return keys;
 }
 
 int BlockManager::unshared_blocks(const BlockTable& table) const {

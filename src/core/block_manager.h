@@ -17,6 +17,7 @@
 #include "core/eviction_order.h"
 #include "core/ghost_list.h"
 #include "core/host_tier.h"
+#include "core/kv_event_log.h"
 #include "core/prefix_index.h"
 #include "core/reclaim_policy.h"
 #include "core/step_plan.h"
@@ -37,7 +38,8 @@ struct PrefixMatch {
 // costs the blocks it names, never the blocks there are, unless its comment says otherwise.
 class BlockManager {
  public:
-  BlockManager(const MemoryLayout& layout, int host_blocks, int max_ghosts);
+  // `kv_events`: keep a log of what the tiers come to hold and lose.
+  BlockManager(const MemoryLayout& layout, int host_blocks, int max_ghosts, bool kv_events);
 
   // Calls after this belong to plan `step`; sent_step() says that it has gone out.
   void begin_step(StepId step, Micros now) {
@@ -62,12 +64,13 @@ class BlockManager {
   void allocate(int count, BlockTable& table);  // needs `count` free blocks
   void trim(BlockTable& table, int keep);       // gives back unpublished blocks at its end
 
-  // Gives the full block table[index] its name; table[index - 1] is published already. `written`:
-  // the plan that fills it. When the same content is published in another block, the request takes
-  // that one instead if `may_adopt` (and gives its own back), else it stays unpublished.
+  // Gives the full block table[index], which holds `tokens`, its name; table[index - 1] is
+  // published already. `written`: the plan that fills it. When the same content is published in
+  // another block, the request takes that one instead if `may_adopt` (and gives its own back), else
+  // it stays unpublished.
   enum class Published { kNew, kAdopted, kNotYet };
-  Published publish(BlockTable& table, int index, const PrefixKey& key, StepId written,
-                    bool may_adopt);
+  Published publish(BlockTable& table, int index, const PrefixKey& key,
+                    std::span<const TokenId> tokens, StepId written, bool may_adopt);
 
   // Lets go of all blocks: published ones become cached, the others free. From index
   // `arriving_from` on, promotions may be under way: what nobody else waits for goes back to the
@@ -134,6 +137,10 @@ class BlockManager {
   int host_capacity() const { return host_.capacity(); }
   int host_free_blocks() const { return host_.free_blocks(); }
   GhostList& ghosts() { return ghosts_; }
+  // The device holds a block from when it is published or its way back from the host begins; the
+  // host tier once its copy has ended.
+  KvEventLog& kv_events() { return kv_events_; }
+  std::vector<PrefixKey> cached_keys(CacheTier tier) const;  // what the log adds up to; O(blocks)
 
   // `tables`: of every request that holds blocks. O(everything).
   void check_invariants(std::span<const BlockTable* const> tables) const;
@@ -147,6 +154,7 @@ class BlockManager {
   void leave_if_ready(NodeId id);
   void forget(NodeId id, std::optional<Ghost> ghost);
   HostBlockId allocate_host(NodeId node);
+  void drop_host(NodeId id);
   int demote_from(RunId run, int count, bool evict, StepPlan& plan);
   void start_copy(BlockId device, HostBlockId host, CopyKind kind, StepPlan& plan);
   void end_copy(BlockId device, HostBlockId host, CopyKind kind);
@@ -160,6 +168,7 @@ class BlockManager {
   EvictionOrder order_;
   HostTier host_;
   GhostList ghosts_;
+  KvEventLog kv_events_;
   std::vector<bool> swap_ready_;  // by host block: a swapped partial block is complete
   StepId step_ = 0, sent_ = 0, answered_ = 0;
   Micros now_ = 0;

@@ -35,6 +35,7 @@ void BlockManager::demoted(const BlockCopy& copy) {
   const NodeId id = pool_.at(copy.device).node;
   if (id != kNoId) {
     index_.at(id).host_ready = true;
+    kv_events_.stored(CacheTier::kHost, id);
     order_.count_clean(id, 1);
     host_.list(copy.host);
     leave_if_ready(id);

@@ -1,5 +1,6 @@
 // Making room: dropping and demoting cached blocks, and what the host tier drops for them.
 #include <algorithm>
+#include <utility>
 
 #include "base/error.h"
 #include "core/block_manager.h"
@@ -138,13 +139,11 @@ void BlockManager::reset_cache() {
       if (index_.at(node).device == kNoId) {
         forget(node, std::nullopt);
       } else {
-        order_.count_clean(node, -1);
-        index_.at(node).host = kNoId;
-        index_.at(node).host_ready = false;
-        host_.free(id);
+        drop_host(node);
       }
     }
   }
+  if (index_.size() == 0) kv_events_.cleared();
 }
 
 // The device copy of a run's last block goes; the content stays if the host has it.
@@ -161,6 +160,7 @@ void BlockManager::detach_device(NodeId id) {
   VAMP_CHECK(node.device_children == 0, "node {} leaves the device before its children", id);
   const BlockId block = node.device;
   set_leaving(id, false);
+  kv_events_.removed(CacheTier::kDevice, id);
   index_.set_device(id, kNoId);
   pool_.at(block).node = kNoId;
   pool_.free(block, sent_);
@@ -208,12 +208,22 @@ void BlockManager::forget(NodeId id, std::optional<Ghost> ghost) {
       continue;
     }
     VAMP_CHECK(node.device == kNoId, "node {} is lost while on the device", last);
+    if (node.host_ready) kv_events_.removed(CacheTier::kHost, last);
     if (node.host != kNoId) host_.free(node.host);
     node.host = kNoId;
     if (ghost) ghosts_.remember(node.key, *ghost);
     index_.remove(last);
     stack_.pop_back();
   }
+}
+
+// The host tier's copy of what the device holds too.
+void BlockManager::drop_host(NodeId id) {
+  PrefixNode& node = index_.at(id);
+  kv_events_.removed(CacheTier::kHost, id);
+  order_.count_clean(id, -1);
+  host_.free(std::exchange(node.host, kNoId));
+  node.host_ready = false;
 }
 
 // A host block for `node`: a free one, or the coldest that can go. kNoId: all are pinned.
@@ -223,16 +233,13 @@ HostBlockId BlockManager::allocate_host(NodeId for_node) {
   for (int tries = host_.listed_blocks(); host_.free_blocks() == 0 && tries > 0; --tries) {
     const HostBlockId coldest = host_.coldest();
     const NodeId id = host_.at(coldest).node;
-    PrefixNode& node = index_.at(id);
+    const PrefixNode& node = index_.at(id);
     if (node.leaving || (node.device == kNoId && node.first_child != kNoId)) {
       host_.touch(coldest);
     } else if (node.device == kNoId) {
       forget(id, Ghost{0, now_});
     } else {
-      order_.count_clean(id, -1);
-      node.host = kNoId;
-      node.host_ready = false;
-      host_.free(coldest);
+      drop_host(id);
     }
   }
   return host_.free_blocks() == 0 ? kNoId : host_.allocate(for_node);

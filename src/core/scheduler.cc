@@ -25,7 +25,8 @@ Scheduler::Impl::Impl(const SchedulerConfig& the_config, const MemoryLayout& the
       block_tokens(the_layout.block_tokens),
       policy(std::move(the_policy)),
       listener(std::move(the_listener)),
-      blocks(the_layout, the_config.host_blocks, the_config.max_ghosts),
+      blocks(the_layout, the_config.host_blocks, the_config.max_ghosts,
+             config.kv_events && listener.on_kv_events),
       boundary(the_layout, blocks, the_config.max_groups_out),
       decisions(listener),
       hit_rate(the_config.hit_rate_window),
@@ -58,6 +59,10 @@ StepPlan Scheduler::Impl::schedule(Micros time) {
   admit_waiting();
   finish_plan();
   return std::move(plan);
+}
+
+void Scheduler::Impl::tell_kv_events() {
+  if (!blocks.kv_events().empty()) listener.on_kv_events(blocks.kv_events().take());
 }
 
 // What nobody waits for: copies ahead of need, and giving memory back to the experts.
@@ -294,10 +299,13 @@ void Scheduler::cancel(RequestId id, Micros now) {
   if (it != impl_->by_id.end()) impl_->finish(*it->second, FinishReason::kCancelled);
 }
 StepPlan Scheduler::schedule(Micros now) {
-  return impl_->schedule(now);
+  StepPlan plan = impl_->schedule(now);
+  impl_->tell_kv_events();
+  return plan;
 }
 void Scheduler::update(const StepResult& result, Micros now) {
   impl_->update(result, now);
+  impl_->tell_kv_events();
 }
 std::vector<RequestEvent> Scheduler::take_events() {
   return std::exchange(impl_->events, {});
@@ -320,6 +328,9 @@ SchedulerStats Scheduler::stats() const {
 }
 void Scheduler::reset_prefix_cache() {
   impl_->blocks.reset_cache();
+}
+std::vector<PrefixKey> Scheduler::cached_keys(CacheTier tier) const {
+  return impl_->blocks.cached_keys(tier);
 }
 void Scheduler::check_invariants() const {
   impl_->check_invariants();

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "core/kv_event.h"
 #include "core/reclaim_policy.h"
 #include "core/request.h"
 #include "core/request_check.h"
@@ -55,6 +56,7 @@ struct SchedulerConfig {
   int max_candidates = 32;      // runs of cached blocks shown to the policy
   int min_segment_blocks = 32;  // a candidate is cut to so many blocks, or to the gap if larger
   int max_ghosts = 1 << 16;     // keys of dropped blocks remembered, to see what a drop cost
+  bool kv_events = false;       // tell the listener what the prefix cache comes to hold and loses
   std::vector<TokenId> eos_token_ids;  // the model's
   RequestLimits limits;                // the model's vocabulary
 };
@@ -77,6 +79,9 @@ struct SchedulerListener {
   std::function<void(const DecisionRecord&)> on_decision;         // when made
   std::function<void(const DecisionRecord&)> on_decision_result;  // when what came of it is known
   std::function<void(const RequestStats&)> on_finished;
+  // With SchedulerConfig::kv_events, since the last call. What leaves memory is told before the
+  // plan that reuses or unmaps it is returned.
+  std::function<void(const std::vector<KvEvent>&)> on_kv_events;
 };
 
 class BlockManager;
@@ -109,6 +114,8 @@ class Scheduler {
   SchedulerStats stats() const;
   // Drops every cached block on both tiers that no running request holds.
   void reset_prefix_cache();
+  // What the KV events so far add up to. O(blocks).
+  std::vector<PrefixKey> cached_keys(CacheTier tier) const;
   // Throws InvariantError when refcounts, hash table, LRU, host tier and tables disagree.
   // O(blocks).
   void check_invariants() const;

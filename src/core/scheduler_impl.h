@@ -81,6 +81,7 @@ struct Scheduler::Impl {
   bool arrived(RequestState& request);
   void add_row(RequestState& request, int count);
   void finish_plan();
+  void tell_kv_events();
   int blocks_for(int tokens) const { return (tokens + block_tokens - 1) / block_tokens; }
 
   // scheduler_requests.cc

@@ -1,6 +1,7 @@
 // Thousands of short lives of a scheduler: random requests, cancels, deadlines, failures, pools,
 // host tiers, boundary moves and decisions. Whatever happens, every request's tokens are those that
-// its own history demands, and every invariant holds after every step.
+// its own history demands, every invariant holds after every step, and the events of the cache add
+// up to what it holds.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -25,6 +26,7 @@ struct Life {
 struct Tally {
   int moves = 0, edits = 0, demotes = 0, promotes = 0, raised = 0, lowered = 0, awaited = 0,
       resets = 0;
+  int stored = 0, removed = 0, cleared = 0;
   uint64_t preemptions = 0, failed = 0, host_hits = 0, hits = 0;
   void count(const StepPlan& plan) {
     moves += !plan.move_blocks.empty();
@@ -58,6 +60,7 @@ Life make_life(uint64_t seed) {
       random.chance(0.5) ? AdmissionRule::kFirstChunk : AdmissionRule::kWholePrompt;
   life.config.host_blocks = random.chance(0.7) ? static_cast<int>(random.between(1, 40)) : 0;
   life.config.boundary_backoff = 20e3;
+  life.config.kv_events = true;
   life.config.max_boundary_failures = static_cast<int>(random.between(1, 3));
   life.config.boundary_cooling = 200e3;
   life.boundary_moves = random.chance(0.9);
@@ -141,6 +144,9 @@ void live(uint64_t seed, Tally& tally) {
                                       harness.seed(id), life.executor.vocabulary));
     EXPECT_EQ(harness.stats(id).output_tokens, static_cast<int>(output.size()));
   }
+  tally.stored += harness.replica().count(KvEvent::Kind::kStored);
+  tally.removed += harness.replica().count(KvEvent::Kind::kRemoved);
+  tally.cleared += harness.replica().count(KvEvent::Kind::kCleared);
   const SchedulerStats stats = harness.scheduler().stats();
   EXPECT_EQ(stats.referenced_blocks, 0);
   EXPECT_EQ(stats.running + stats.waiting, 0);
@@ -171,6 +177,9 @@ void live_all(uint64_t first, uint64_t count) {
   EXPECT_GT(tally.lowered, 50);
   EXPECT_GT(tally.awaited, 50);
   EXPECT_GT(tally.resets, 50);
+  EXPECT_GT(tally.stored, 50);
+  EXPECT_GT(tally.removed, 50);
+  EXPECT_GT(tally.cleared, 0);
   EXPECT_GT(tally.preemptions, 50u);
   EXPECT_GT(tally.failed, 50u);
   EXPECT_GT(tally.hits, 50u);

@@ -11,6 +11,11 @@ namespace {
 // Requests without a session of their own get one that no application can name.
 constexpr SessionId kOwnSession = SessionId{1} << 63;
 
+std::span<const TokenId> content(const RequestState& request, size_t block, int block_tokens) {
+  const auto size = static_cast<size_t>(block_tokens);
+  return std::span(request.tokens).subspan(block * size, size);
+}
+
 }  // namespace
 
 // Why the request can never run, if so.
@@ -96,11 +101,9 @@ void Scheduler::Impl::name_blocks(RequestState& request) {
   // Only once: reserving one more each time would copy them all each time.
   if (request.keys.empty()) request.keys.reserve(full);
   while (request.keys.size() < full) {
-    const size_t first = request.keys.size() * block_tokens;
     const PrefixKey parent =
         request.keys.empty() ? root_key(request.input.cache_salt) : request.keys.back();
-    request.keys.push_back(child_key(
-        parent, std::span(request.tokens).subspan(first, static_cast<size_t>(block_tokens))));
+    request.keys.push_back(child_key(parent, content(request, request.keys.size(), block_tokens)));
   }
 }
 
@@ -114,7 +117,9 @@ void Scheduler::Impl::publish_full(RequestState& request, StepId written, bool m
   if (full <= request.published) return;
   name_blocks(request);
   for (int i = request.published; i < full; ++i) {
-    const auto published = blocks.publish(request.table, i, request.keys[i], written, may_adopt);
+    const auto tokens = content(request, static_cast<size_t>(i), block_tokens);
+    const auto published =
+        blocks.publish(request.table, i, request.keys[i], tokens, written, may_adopt);
     if (published == BlockManager::Published::kNotYet) return;
     if (published == BlockManager::Published::kAdopted && !leaving) {
       edits.push_back({{&request, request.serial}, i});

@@ -8,6 +8,7 @@
 #include <memory>
 #include <vector>
 
+#include "core/cache_replica.h"
 #include "core/checking_executor.h"
 #include "core/scheduler.h"
 #include "core/static_policy.h"
@@ -120,7 +121,9 @@ class SchedulerHarness {
   SchedulerHarness(const SchedulerConfig& config, const TestLayoutOptions& layout,
                    std::unique_ptr<ReclaimPolicy> policy = nullptr,
                    CheckingExecutorOptions executor = {})
-      : layout_(test_layout(layout)) {
+      : layout_(test_layout(layout)),
+        follows_events_(config.kv_events),
+        replica_(layout.block_tokens, {0, 1}) {
     executor.host_blocks = config.host_blocks;
     executor_ = std::make_unique<CheckingExecutor>(layout_, executor);
     SchedulerListener listener;
@@ -128,6 +131,10 @@ class SchedulerHarness {
     listener.on_decision = [this](const DecisionRecord& record) { decisions_.push_back(record); };
     listener.on_decision_result = [this](const DecisionRecord& record) {
       outcomes_[record.id] = record;
+    };
+    listener.on_kv_events = [this](const std::vector<KvEvent>& events) {
+      replica_.apply(events);
+      events_.insert(events_.end(), events.begin(), events.end());
     };
     if (policy == nullptr) policy = std::make_unique<StaticPolicy>();
     scheduler_ =
@@ -164,7 +171,7 @@ class SchedulerHarness {
   StepPlan step() {
     now_ += 1000;
     StepPlan plan = scheduler_->schedule(now_);
-    scheduler_->check_invariants();
+    check();
     StepPlan copy = plan;
     const bool nothing = plan.empty();
     if (!nothing) executor_->submit(std::move(plan));
@@ -176,7 +183,11 @@ class SchedulerHarness {
     last_result_ = executor_->wait();
     now_ += 100;
     scheduler_->update(last_result_, now_);
+    check();
+  }
+  void check() {
     scheduler_->check_invariants();
+    if (follows_events_) replica_.expect_equal(*scheduler_);
   }
   // Until nothing is left to do; fails after too many steps.
   void run(int max_steps = 10000) {
@@ -220,6 +231,9 @@ class SchedulerHarness {
   Scheduler& scheduler() { return *scheduler_; }
   CheckingExecutor& executor() { return *executor_; }
   const MemoryLayout& layout() const { return layout_; }
+  // With config.kv_events.
+  CacheReplica& replica() { return replica_; }
+  std::vector<KvEvent> take_kv_events() { return std::exchange(events_, {}); }
   Micros& now() { return now_; }
   const RequestStats& stats(RequestId id) { return stats_[id]; }
   const RequestEvent& end(RequestId id) { return finished_[id]; }
@@ -231,6 +245,9 @@ class SchedulerHarness {
 
  private:
   MemoryLayout layout_;
+  const bool follows_events_;
+  CacheReplica replica_;
+  std::vector<KvEvent> events_;
   std::unique_ptr<CheckingExecutor> executor_;
   std::unique_ptr<Scheduler> scheduler_;
   StepResult last_result_;

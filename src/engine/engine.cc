@@ -117,6 +117,7 @@ SchedulerListener Engine::scheduler_listener() {
   out.on_finished = [this](const RequestStats& stats) {
     finished_.insert_or_assign(stats.id, stats);
   };
+  out.on_kv_events = [this](const std::vector<KvEvent>& events) { listener_.on_kv_events(events); };
   return out;
 }
 

@@ -33,6 +33,8 @@ class EngineListener {
   virtual void on_step(const StepStats&) {}
   virtual void on_decision(const DecisionRecord&) {}
   virtual void on_decision_result(const DecisionRecord&) {}  // when what came of it is known
+  // With SchedulerConfig::kv_events; before the executor gets the plan that they belong to.
+  virtual void on_kv_events(const std::vector<KvEvent>&) {}
   virtual void on_delivered() {}  // once a turn of the loop, after all of the above
 };
 

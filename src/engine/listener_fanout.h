@@ -27,6 +27,9 @@ class ListenerFanout final : public EngineListener {
   void on_decision_result(const DecisionRecord& record) override {
     for (EngineListener* listener : listeners_) listener->on_decision_result(record);
   }
+  void on_kv_events(const std::vector<KvEvent>& events) override {
+    for (EngineListener* listener : listeners_) listener->on_kv_events(events);
+  }
   void on_delivered() override {
     for (EngineListener* listener : listeners_) listener->on_delivered();
   }
