@@ -10,6 +10,7 @@
 #include "cli/interrupt.h"
 #include "cli/model_path.h"
 #include "cli/serve_flags.h"
+#include "events/kv_event_publisher.h"
 #include "server/server.h"
 
 namespace vamp {
@@ -44,8 +45,30 @@ void check_templates(TextService& text) {
   }
 }
 
+KvEventsConfig kv_events_config(const ServeFlags& flags) {
+  KvEventsConfig config = parse_kv_events_config(flags.kv_events);
+  if (config.enabled && !flags.engine.machine.scheduler.enable_prefix_caching) {
+    throw Error(
+        "--kv-events-config: without a prefix cache there are no events; leave it or "
+        "--no-enable-prefix-caching out");
+  }
+  return config;
+}
+
+// Null when nobody asked for it.
+std::unique_ptr<KvEventPublisher> make_publisher(const KvEventsConfig& config) {
+  if (!config.enabled) return nullptr;
+  auto publisher = std::make_unique<KvEventPublisher>(config);
+  spdlog::info("KV events on {}", publisher->endpoint());
+  if (!publisher->replay_endpoint().empty())
+    spdlog::info("past KV events on {}", publisher->replay_endpoint());
+  spdlog::warn("whoever can reach {} reads the tokens of every prompt", publisher->endpoint());
+  return publisher;
+}
+
 ServingParts load_model(const ServeFlags& flags, const MachineSetup& setup,
-                        const ModelConfig& config, const std::string& chat_template) {
+                        const ModelConfig& config, const std::string& chat_template,
+                        KvEventPublisher* publisher) {
   const auto start = std::chrono::steady_clock::now();
   ServingParts out;
   spdlog::info("reading the tokenizer of {}", setup.model);
@@ -60,6 +83,10 @@ ServingParts load_model(const ServeFlags& flags, const MachineSetup& setup,
   engine.config.scheduler = machine.scheduler;
   engine.config.staging = machine.staging;
   engine.config.inbox_capacity = 1 << 16;
+  if (publisher != nullptr) {
+    engine.config.scheduler.kv_events = true;
+    out.listeners.push_back(publisher);
+  }
   out.info.max_model_len =
       resolve_max_model_len(setup.scheduler.max_model_len, config, *machine.layout);
   engine.config.scheduler.max_model_len = out.info.max_model_len;
@@ -96,6 +123,7 @@ void run_serve(ServeFlags flags, CommandContext& context) {
   policy_traits(flags.policy);  // names are checked first
   const char* key = std::getenv("VAMP_API_KEY");
   ServerOptions options = finish_server_flags(flags, key ? key : "");
+  const KvEventsConfig events = kv_events_config(flags);
   MachineSetup setup = finish_engine_flags(flags.engine);
   setup.real_clock = true;
   setup.step_time = flags.sim_step_ms * 1e3;
@@ -104,8 +132,9 @@ void run_serve(ServeFlags flags, CommandContext& context) {
 
   const std::string chat_template = options.chat_template;
   InterruptWatch interrupt({SIGINT, SIGTERM});
+  const std::unique_ptr<KvEventPublisher> publisher = make_publisher(events);
   Server server(std::move(options),
-                [&] { return load_model(flags, setup, config, chat_template); });
+                [&] { return load_model(flags, setup, config, chat_template, publisher.get()); });
   context.out << fmt::format("listening on port {}\n", server.port()) << std::flush;
   server.wait_until_loaded([&] { return interrupt.requested(); });
   const Service::State state = server.service().state();

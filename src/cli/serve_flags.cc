@@ -189,6 +189,8 @@ void add_serve_flags(CLI::App& command, ServeFlags& flags) {
       "--policy", flags.policy,
       "who decides what leaves memory: " + listed(policy_names()) + " (default priced)");
   add_engine_flags(command, flags.engine);
+  command.add_option("--kv-events-config", flags.kv_events,
+                     "JSON: publish what the prefix cache holds over ZMQ, as vLLM does");
   flags.engine.sim_only.push_back(
       command
           .add_option("--sim-step-ms", flags.sim_step_ms,

@@ -16,7 +16,7 @@ struct ServeFlags {
   std::string policy = "priced";
   std::string chat_template;  // a file, or Jinja text
   std::string generation_config = "auto";
-  std::string api_key_file, config;
+  std::string api_key_file, config, kv_events;
   std::vector<std::string> api_keys;
   std::string max_body, max_header, max_grammar, grammar_cache;
   double sim_step_ms = 0;

@@ -132,6 +132,7 @@ TEST_F(ServeTest, KeysComeFromFlagEnvironmentAndFile) {
 }
 
 TEST_F(ServeTest, FaultsAreOneLineAndCodeTwo) {
+  const std::string kv_events = R"({"enable_kv_cache_events": true})";
   const std::vector<std::pair<std::vector<std::string>, std::string>> faults = {
       {{"serve"}, "model"},
       {{"serve", "/nonexistent"}, "no such folder"},
@@ -152,6 +153,9 @@ TEST_F(ServeTest, FaultsAreOneLineAndCodeTwo) {
       {{"serve", "x", "--sim-step-ms", "1"}, "--sim-step-ms says nothing to --executor cpu"},
       {{"serve", "x", "--executor", "sim", "--load-format", "dummy"}, "--load-format says nothing"},
       {{"serve", "x", "--generation-config", "/no/folder"}, "--generation-config /no/folder"},
+      {{"serve", "x", "--kv-events-config", "{"}, "--kv-events-config: not valid JSON"},
+      {{"serve", "x", "--kv-events-config", kv_events, "--no-enable-prefix-caching"},
+       "leave it or --no-enable-prefix-caching out"},
   };
   for (const auto& [args, message] : faults) {
     const auto [code, error] = run(args);
