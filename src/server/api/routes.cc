@@ -3,6 +3,7 @@
 #include <spdlog/spdlog.h>
 
 #include "server/api_error.h"
+#include "server/trace_context.h"
 #include "text/chat_renderer.h"
 
 namespace vamp {
@@ -52,6 +53,14 @@ bool anthropic(const HttpRequest& request) {
   return request.path.starts_with("/v1/messages");
 }
 
+// The response says which span the request was; the log, whose it is.
+void tell(const TraceContext& trace, const HttpRequest& request, HttpExchange& exchange) {
+  exchange.add_header("traceparent", trace.traceparent());
+  if (!trace.state.empty()) exchange.add_header("tracestate", trace.state);
+  spdlog::info("{} {}: span {} of trace {}, called by {}", request.method, request.path,
+               trace.span_id, trace.trace_id, trace.parent_id);
+}
+
 HttpResponse response_of(const ApiError& error, const HttpRequest& request) {
   return anthropic(request) ? error.anthropic_response() : error.response();
 }
@@ -92,6 +101,8 @@ std::optional<HttpResponse> Routes::refuse(const HttpRequest& head) {
 boost::asio::awaitable<void> Routes::handle(HttpRequest request, HttpExchange& exchange) {
   bool known_path = false;
   const Route* route = find_route(request, known_path);
+  const std::optional<TraceContext> trace = read_trace_context(request);
+  if (trace) tell(*trace, request, exchange);
   std::optional<ApiError> fault;
   try {
     co_await route->handler(service_, request, exchange);
@@ -105,8 +116,10 @@ boost::asio::awaitable<void> Routes::handle(HttpRequest request, HttpExchange& e
     fault = ApiError(500, "out of memory");
   }
   if (!fault) co_return;
-  if (fault->status() >= 500)
-    spdlog::warn("{} {}: {}", fault->status(), request.path, fault->what());
+  if (fault->status() >= 500) {
+    spdlog::warn("{} {}{}: {}", fault->status(), request.path,
+                 trace ? " (trace " + trace->trace_id + ")" : "", fault->what());
+  }
   if (!exchange.started()) co_await exchange.reply(response_of(*fault, request));
 }
 

@@ -120,6 +120,7 @@ asio::awaitable<Connection::ReadResult> Connection::read_request(HttpRequest& re
   const auto token = [&error] { return asio::redirect_error(asio::use_awaitable, error); };
   waiting_ = true;
   timed_out_ = false;
+  headers_.clear();
   set_deadline(options_.idle_seconds);
   if (buffer_.size() == 0) {
     buffer_.shrink_to_fit();
@@ -224,7 +225,9 @@ std::string Connection::head(int status, const std::string& content_type,
   const std::string_view reason = http::obsolete_reason(static_cast<http::status>(status));
   std::string text = fmt::format("HTTP/1.1 {} {}\r\nServer: vamp\r\n", status, reason);
   if (!content_type.empty()) text += fmt::format("Content-Type: {}\r\n", content_type);
-  for (const auto& [name, value] : headers) text += fmt::format("{}: {}\r\n", name, value);
+  for (const HttpHeaders* list : {&headers, &headers_}) {
+    for (const auto& [name, value] : *list) text += fmt::format("{}: {}\r\n", name, value);
+  }
   if (!keep_alive_) {
     text += "Connection: close\r\n";
   } else if (http_1_0_) {

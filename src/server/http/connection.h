@@ -31,6 +31,9 @@ class Connection final : public HttpExchange, public std::enable_shared_from_thi
   bool busy() const { return busy_; }
 
   boost::asio::any_io_executor executor() override { return transport_.get_executor(); }
+  void add_header(std::string name, std::string value) override {
+    headers_.emplace_back(std::move(name), std::move(value));
+  }
   boost::asio::awaitable<void> reply(HttpResponse response) override;
   boost::asio::awaitable<void> begin_stream(std::string content_type) override;
   boost::asio::awaitable<void> write(std::string_view piece) override;
@@ -62,6 +65,7 @@ class Connection final : public HttpExchange, public std::enable_shared_from_thi
   boost::beast::flat_buffer buffer_;
   Time deadline_ = Time::max(), last_write_{};
   std::function<void()> wake_;
+  HttpHeaders headers_;    // of the response to come
   std::string out_;        // the piece being sent; kept for its storage
   bool http_1_0_ = false;  // no chunks then
   bool keep_alive_ = true, head_only_ = false;

@@ -44,6 +44,9 @@ class HttpExchange {
   virtual ~HttpExchange() = default;
   virtual boost::asio::any_io_executor executor() = 0;
 
+  // Of the response to come, whichever way it comes.
+  virtual void add_header(std::string name, std::string value) = 0;
+
   virtual boost::asio::awaitable<void> reply(HttpResponse response) = 0;
 
   // Instead: a response in pieces, each sent at once.
