@@ -80,7 +80,7 @@ TEST(Cli, FaultsAreOneLineAndCodeTwo) {
       {{"inspect", kNext, "--block-size", "0x10"}, "--block-size: '0x10' must be"},
       {{"inspect", kNext, "--gpu", ""}, "--gpu: the value is empty"},
       {{"replay", kNext, "--trace", "sweep:kv=1GiB", "--device-memory", "1000TiB"},
-       "1000.00 TiB of device memory are more than this machine's"},
+       "1000.00 TiB of device memory and 0 B of host tier are more than this machine's"},
       {{"inspect", kNext, "--block-size", "-16"}, "--block-size: '-16' must be"},
       {{"inspect", kNext, "--max-offload-ratio", "nan"}, "--max-offload-ratio: 'nan' must be"},
       {{"inspect", kNext, "-tp", "two"}, "two"},

@@ -86,18 +86,21 @@ Machine make_simulated(const MachineSetup& setup, const ModelConfig& model,
   return machine;
 }
 
-// All of it is touched at the start: the kernel would end us, or others, in the middle.
-void check_physical_memory(size_t bytes) {
+// The device's memory is touched at the start, the host tier by and by: the kernel would end us, or
+// others, in the middle.
+void check_physical_memory(const ExecutorConfig& config) {
   const size_t have =
       static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<size_t>(sysconf(_SC_PAGESIZE));
-  if (bytes <= have) return;
+  if (config.device_memory + config.kv_offloading_size <= have) return;
   throw Error(
-      "{} of device memory are more than this machine's {}: give less with --device-memory, "
-      "or ask for a smaller KV pool",
-      format_bytes(bytes), format_bytes(have));
+      "{} of device memory and {} of host tier are more than this machine's {}: lower "
+      "--device-memory (or the KV pool) or --kv-offloading-size",
+      format_bytes(config.device_memory), format_bytes(config.kv_offloading_size),
+      format_bytes(have));
 }
 
-Machine make_cpu(const MachineSetup& setup, const ModelConfig& model, const PolicyTraits& traits) {
+Machine make_cpu(const MachineSetup& setup, const ModelConfig& model, const PolicyTraits& traits,
+                 const LoadProgress& progress) {
   ExecutorConfig config;
   config.model = setup.model;
   config.load_format = setup.dummy_weights ? LoadFormat::kDummy : LoadFormat::kSafetensors;
@@ -116,10 +119,10 @@ Machine make_cpu(const MachineSetup& setup, const ModelConfig& model, const Poli
     ample.block_size = kPlentyBlockTokens;
     config.device_memory = budget_for_pool(setup, plan_memory(ample, model, *make_ops(config)));
   }
-  check_physical_memory(config.device_memory);
+  check_physical_memory(config);
   Machine machine;
   machine.clock = std::make_unique<RealClock>();
-  auto executor = std::make_unique<CpuExecutor>(config, *machine.clock);
+  auto executor = std::make_unique<CpuExecutor>(config, *machine.clock, progress);
   machine.layout = &executor->layout();
   machine.scheduler.host_blocks = executor->host_blocks();
   SimConfig guess;
@@ -132,9 +135,9 @@ Machine make_cpu(const MachineSetup& setup, const ModelConfig& model, const Poli
 }  // namespace
 
 Machine make_machine(const MachineSetup& setup, const ModelConfig& model,
-                     const PolicyTraits& traits) {
+                     const PolicyTraits& traits, const LoadProgress& progress) {
   Machine machine = setup.executor == "sim" ? make_simulated(setup, model, traits)
-                                            : make_cpu(setup, model, traits);
+                                            : make_cpu(setup, model, traits, progress);
   const int host_blocks = machine.scheduler.host_blocks;
   machine.scheduler = setup.scheduler;
   machine.scheduler.host_blocks = host_blocks;

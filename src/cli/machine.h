@@ -9,6 +9,7 @@
 #include "core/make_policy.h"
 #include "core/scheduler.h"
 #include "exec/executor_config.h"
+#include "exec/loaded_model.h"
 #include "model/memory_layout.h"
 #include "model/model_config.h"
 
@@ -47,9 +48,10 @@ struct Machine {
   StagingMode staging = StagingMode::kAuto;
 };
 
-// Throws Error for what cannot be: unknown names, a model that does not fit, a broken checkpoint.
+// Throws Error for what cannot be: unknown names, a model that does not fit, a broken checkpoint;
+// and what `progress` throws, which is told of weights as they are loaded.
 Machine make_machine(const MachineSetup& setup, const ModelConfig& model,
-                     const PolicyTraits& traits);
+                     const PolicyTraits& traits, const LoadProgress& progress = {});
 
 // One line for the report, e.g. "sim h200, 0.90 of 141 GiB".
 std::string describe_machine(const MachineSetup& setup);

@@ -157,10 +157,16 @@ std::vector<std::pair<std::string, std::string>> run_settings(const std::string&
            fmt::format("{} tokens", int64_t{layout.max_blocks()} * layout.block_tokens)}};
 }
 
+// Ctrl-C before a run has begun.
+struct LoadingInterrupted {};
+
 ReplayResult run_policy(const ReplaySetup& setup, const std::string& policy,
                         const ModelConfig& model, const Trace& trace, const PromptBuilder& prompts,
                         InterruptWatch& interrupt, std::ostream& err) {
-  Machine machine = make_machine(setup.machine, model, policy_traits(policy));
+  Machine machine = make_machine(setup.machine, model, policy_traits(policy),
+                                 [&interrupt](const std::string&, size_t, size_t) {
+                                   if (interrupt.requested()) throw LoadingInterrupted();
+                                 });
   EngineConfig config;
   config.scheduler = machine.scheduler;
   config.staging = machine.staging;
@@ -270,17 +276,21 @@ bool run_replay(const ReplaySetup& setup, std::ostream& out, std::ostream& err) 
   if (!markup->fallback().empty())
     report.notes.push_back("messages are marked up in ChatML: " + markup->fallback());
   std::vector<ReplayResult> results;
-  for (const std::string& policy : setup.policies) {
-    results.push_back(run_policy(setup, policy, model, trace, prompts, interrupt, err));
-    report.runs.push_back(std::move(results.back().record));
-    results.back().record.policy = policy;
-    if (results.back().interrupted) break;
+  try {
+    for (const std::string& policy : setup.policies) {
+      results.push_back(run_policy(setup, policy, model, trace, prompts, interrupt, err));
+      report.runs.push_back(std::move(results.back().record));
+      results.back().record.policy = policy;
+      if (results.back().interrupted) break;
+    }
+  } catch (const LoadingInterrupted&) {
+    if (results.empty()) return false;
   }
   compare_runs(results, report);
   if (setup.show_answer && tokenizer) add_samples(results.back(), *tokenizer, report);
   const std::string page = write_report(setup.output, report);
   out << results_table(report) << "page: " << page << "\n";
-  return !results.back().interrupted;
+  return results.size() == setup.policies.size() && !results.back().interrupted;
 }
 
 }  // namespace vamp

@@ -26,7 +26,8 @@ struct ReplaySetup {
 };
 
 // Runs every policy, prints one table to `out` and progress to `err`, writes the report's files.
-// True when every planned turn of every run was answered or refused (nothing was interrupted).
+// True when every planned turn of every run was answered or refused (nothing was interrupted). A
+// Ctrl-C before the first run has begun ends it with nothing written.
 // Throws Error.
 bool run_replay(const ReplaySetup& setup, std::ostream& out, std::ostream& err);
 

@@ -30,9 +30,10 @@ class ReplayCommand : public testing::Test {
  protected:
   void TearDown() override { std::filesystem::remove_all(folder_); }
 
-  Outcome run(std::vector<std::string> flags) {
-    std::vector<std::string> args = {"vamp",       "replay", model_,  "--output", folder_,
-                                     "--executor", "sim",    "--gpu", "h200-nvl"};
+  Outcome run(std::vector<std::string> flags,
+              const std::vector<std::string>& executor = {"sim", "--gpu", "h200-nvl"}) {
+    std::vector<std::string> args = {"vamp", "replay", model_, "--output", folder_, "--executor"};
+    args.insert(args.end(), executor.begin(), executor.end());
     args.insert(args.end(), flags.begin(), flags.end());
     std::vector<const char*> argv;
     for (const std::string& arg : args) argv.push_back(arg.c_str());
@@ -153,17 +154,29 @@ TEST_F(ReplayCommand, FaultsOfTheUserAreOneLineAndCode2) {
   }
 }
 
-// Ctrl-C is waiting when the first run begins: that run ends, no other begins, the report is there.
-TEST_F(ReplayCommand, CtrlCKeepsWhatWasMeasured) {
+void interrupt_what_comes() {
   sigset_t interrupt;
   sigemptyset(&interrupt);
   sigaddset(&interrupt, SIGINT);
   pthread_sigmask(SIG_BLOCK, &interrupt, nullptr);
   raise(SIGINT);
+}
+
+// Ctrl-C is waiting when the first run begins: that run ends, no other begins, the report is there.
+TEST_F(ReplayCommand, CtrlCKeepsWhatWasMeasured) {
+  interrupt_what_comes();
   const Outcome outcome = run({"--trace", "sweep:sessions=2,kv=1MiB"});
   EXPECT_EQ(outcome.code, 130) << outcome.err;
   ASSERT_EQ(results()["runs"].size(), 1u);
   EXPECT_THAT(results()["runs"][0]["cut"].get<std::string>(), StartsWith("interrupted"));
+}
+
+TEST_F(ReplayCommand, CtrlCEndsTheLoadingOfTheModel) {
+  interrupt_what_comes();
+  const Outcome outcome = run({"--trace", "sweep:sessions=2,kv=1MiB"}, {"cpu", "--threads", "1"});
+  EXPECT_EQ(outcome.code, 130) << outcome.err;
+  EXPECT_EQ(outcome.out, "");
+  EXPECT_FALSE(std::filesystem::exists(folder_));
 }
 
 TEST(InterruptWatch, ASecondCtrlCEndsTheProgram) {
