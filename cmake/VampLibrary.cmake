@@ -45,6 +45,25 @@ function(vamp_use_precompiled target)
   endif()
 endfunction()
 
+# Text files of the present folder, built in: vamp_embed(out_variable report/page_assets.h kPageJs=page/page.js ...).
+# The header declares `extern const char* const kPageJs;` in namespace vamp. Give ${out_variable} to EXTRA.
+function(vamp_embed out_variable header)
+  get_filename_component(stem ${header} NAME_WE)
+  set(out ${CMAKE_CURRENT_BINARY_DIR}/${stem}.cc)
+  foreach(pair ${ARGN})
+    string(REPLACE "=" ";" parts ${pair})
+    list(GET parts 0 name)
+    list(GET parts 1 file)
+    list(APPEND files ${CMAKE_CURRENT_SOURCE_DIR}/${file})
+    list(APPEND pairs ${name}=${CMAKE_CURRENT_SOURCE_DIR}/${file})
+  endforeach()
+  list(JOIN pairs "," pairs)
+  set(script ${PROJECT_SOURCE_DIR}/cmake/embed_text.cmake)
+  add_custom_command(OUTPUT ${out} COMMAND ${CMAKE_COMMAND} -DOUT=${out} -DHEADER=${header} -DPAIRS=${pairs} -P ${script}
+                     DEPENDS ${files} ${script})
+  set(${out_variable} ${out} PARENT_SCOPE)
+endfunction()
+
 function(vamp_library name)
   cmake_parse_arguments(ARG "" "" "FOLDERS;DEPS;LIBS;TEST_LIBS;EXTRA" ${ARGN})
   set(patterns *.cc *.cu)

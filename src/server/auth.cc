@@ -61,12 +61,19 @@ KeyRing::KeyRing(const std::vector<std::string>& keys) {
 }
 
 bool KeyRing::admits(const HttpRequest& request) const {
-  if (open()) return true;
+  return open() || admits(request, digests_);
+}
+
+bool KeyRing::admits_operator(const HttpRequest& request) const {
+  return open() || admits(request, std::span(digests_).first(1));
+}
+
+bool KeyRing::admits(const HttpRequest& request, std::span<const Digest> digests) {
   const std::string_view key = presented_key(request);
   if (key.empty()) return false;  // whatever the keys are, none is no key
   const Digest presented = sha256({key});
   bool known = false;
-  for (const Digest& digest : digests_)
+  for (const Digest& digest : digests)
     known |= CRYPTO_memcmp(digest.data(), presented.data(), digest.size()) == 0;
   return known;
 }

@@ -4,6 +4,7 @@
 #include <array>
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -26,12 +27,15 @@ class KeyRing {
   bool open() const { return digests_.empty(); }  // no key is needed
   // "Authorization: Bearer KEY" or "x-api-key: KEY". Takes the same time for every wrong key.
   bool admits(const HttpRequest& request) const;
+  // By the first of the keys, whose holder runs the server; or no key is needed.
+  bool admits_operator(const HttpRequest& request) const;
   // Of the request's tenant: prefixes are shared only within one salt, so that no tenant can tell
   // from the time to first token what another has sent. `extra` is the request's own cache_salt. 0
   // without a key and without `extra`.
   uint64_t cache_salt(const HttpRequest& request, std::string_view extra) const;
 
  private:
+  static bool admits(const HttpRequest& request, std::span<const Digest> digests);
   std::vector<Digest> digests_;
 };
 

@@ -54,6 +54,8 @@ void Service::start(ServedModel model, std::unique_ptr<TextService> text, Engine
   text_ = std::move(text);
   metrics_.start({options_.served_names.front(), model_.max_model_len}, *engine.layout,
                  engine.config.scheduler, model_.policy);
+  activity_.start(*engine.layout, engine.config.scheduler, engine.clock->now());
+  listeners.push_back(&activity_);
   bridge_.start(std::move(engine), std::move(listeners));
   State loading = State::kLoading;
   state_.compare_exchange_strong(loading, State::kReady);

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "grammar/grammar_compiler.h"
+#include "server/activity.h"
 #include "server/auth.h"
 #include "server/engine_bridge.h"
 #include "server/metrics.h"
@@ -61,6 +62,7 @@ class Service {
   const KeyRing& keys() const { return keys_; }
   EngineBridge& bridge() { return bridge_; }
   Metrics& metrics() { return metrics_; }
+  const Activity& activity() const { return activity_; }
 
   void stop_engine() { bridge_.stop(); }
   // Once no handler runs any more.
@@ -70,6 +72,7 @@ class Service {
   const ServerOptions options_;
   const KeyRing keys_;
   Metrics metrics_;
+  Activity activity_;
   EngineBridge bridge_{metrics_};
   std::unique_ptr<TextService> text_;
   ServedModel model_;

@@ -90,7 +90,6 @@ function settings() {
   main.append(html('footer', {}, 'TTFT, throughput, hit rates and preemptions count requests that arrive in the window; time per output token counts the whole run. Warm turns leave out each session’s first.'));
 }
 
-document.body.append(tip);
 head();
 glance();
 memory();
@@ -102,6 +101,4 @@ levels();
 section('All figures', 'Best in green; small print: against the first run.');
 allFigures();
 settings();
-redraw();
-let lastWidth = innerWidth;
-addEventListener('resize', () => { if (innerWidth !== lastWidth) { lastWidth = innerWidth; redraw(); } });
+drawWhenResized();

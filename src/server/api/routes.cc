@@ -35,6 +35,8 @@ constexpr Route kRoutes[] = {
     {"GET", "/version", version},
     {"GET", "/load", load},
     {"GET", "/metrics", metrics},
+    {"GET", "/dashboard", dashboard},
+    {"GET", "/dashboard/data", dashboard_data, false, true},
 };
 
 const Route* find_route(const HttpRequest& request, bool& known_path) {

@@ -29,6 +29,9 @@ boost::asio::awaitable<void> version(Service&, const HttpRequest&, HttpExchange&
 boost::asio::awaitable<void> load(Service&, const HttpRequest&, HttpExchange&);
 boost::asio::awaitable<void> metrics(Service&, const HttpRequest&, HttpExchange&);
 boost::asio::awaitable<void> reset_prefix_cache(Service&, const HttpRequest&, HttpExchange&);
+// Ours
+boost::asio::awaitable<void> dashboard(Service&, const HttpRequest&, HttpExchange&);
+boost::asio::awaitable<void> dashboard_data(Service&, const HttpRequest&, HttpExchange&);
 
 // Finds the route and turns what handlers throw into responses.
 class Routes final : public HttpHandler {

@@ -12,43 +12,9 @@ runs.forEach((run) => {
   run.shown = true;
 });
 const longest = Math.max(...runs.map((run) => run.duration_s));
-const charts = [];  // [box, draw]
-
 function visible() { return runs.filter((run) => run.shown); }
-function redraw() { for (const [box, draw] of charts) draw(box); }
-
-const main = document.querySelector('main');
-function section(title, lead) {
-  main.append(html('h2', {}, title));
-  if (lead) main.append(html('p', { class: 'lead' }, lead));
-}
-function grid(kind = 'grid') {
-  const node = html('div', { class: kind });
-  main.append(node);
-  return node;
-}
-function card(parent, title, sub, draw) {
-  const box = html('div', {});
-  const node = html('div', { class: 'card' }, html('h3', {}, title), html('p', { class: 'sub' }, sub || ''), box);
-  parent.append(node);
-  if (draw) charts.push([box, draw]);
-  return node;
-}
 
 // --- header, legend ---------------------------------------------------------------------------------
-function themeButton() {
-  const system = matchMedia('(prefers-color-scheme: dark)');
-  const theme = document.documentElement.dataset;
-  const button = html('button', { type: 'button' });
-  const choose = (dark) => {
-    theme.theme = dark ? 'dark' : 'light';
-    button.textContent = dark ? 'Light' : 'Dark';
-  };
-  button.onclick = () => choose(theme.theme !== 'dark');
-  system.onchange = () => choose(system.matches);
-  choose(system.matches);
-  return button;
-}
 function head() {
   const chips = html('div', { class: 'chips' });
   for (const [name, value] of Object.entries(report.settings)) chips.append(html('span', { class: 'chip' }, name + ' ', html('b', {}, value)));
