@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdlib>
 #include <limits>
 
 #include "base/error.h"
@@ -19,10 +20,15 @@ std::string string_or(const JsonFields& fields, const char* field, const std::st
   return fields.has(field) ? fields.string(field) : fallback;
 }
 
-// An address without its transport is a mistake that ZMQ tells in terms of its own.
+// An address without its transport is a mistake that ZMQ tells in terms of its own; of a port it
+// takes the lowest 16 bits.
 void check_endpoint(const JsonFields& fields, const char* field, const std::string& endpoint) {
   if (!endpoint.starts_with("tcp://") && !endpoint.starts_with("ipc://"))
     fields.wrong(field, "tcp://HOST:PORT or ipc://PATH");
+  const std::string port = endpoint.substr(endpoint.rfind(':') + 1);
+  const bool number = port.find_first_not_of("0123456789") == std::string::npos;
+  if (endpoint.starts_with("tcp://") && number && std::strtoull(port.c_str(), nullptr, 10) > 65535)
+    fields.wrong(field, "a port of at most 65535");
 }
 
 }  // namespace

@@ -42,6 +42,8 @@ TEST(KvEventsConfig, FaultsNameTheFlagAndTheField) {
       {R"({"enable_kv_cache_events": 1})", "'enable_kv_cache_events'"},
       {R"({"publisher": "kafka"})", "'publisher' is 'kafka'; expected 'zmq' or 'null'"},
       {R"({"endpoint": "*:5557"})", "expected tcp://HOST:PORT"},
+      {R"({"endpoint": "tcp://*:65536"})", "a port of at most 65535"},
+      {R"({"endpoint": "tcp://*:99999999999999999999"})", "a port of at most 65535"},
       {R"({"replay_endpoint": "5558"})", "'replay_endpoint'"},
       {R"({"buffer_steps": 0})", "'buffer_steps'"},
       {R"({"hwm": -1})", "'hwm'"},
