@@ -103,6 +103,14 @@ TEST_F(HttpLimits, CompressedBodiesAreRefusedByName) {
             200);
 }
 
+TEST_F(HttpLimits, ABodyOfUnknownLengthIsNoNextRequest) {
+  RawClient client(port_);
+  client.send("POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: gzip\r\n\r\n" +
+              request_text("GET", "/version"));
+  EXPECT_EQ(client.read_reply().status, 415);
+  EXPECT_TRUE(client.closed());
+}
+
 TEST_F(HttpLimits, SlowSendersAreCutOff) {
   RawClient head(port_), body(port_);
   head.send("GET /health HT");

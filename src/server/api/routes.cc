@@ -1,6 +1,7 @@
 #include "server/api/routes.h"
 
 #include <spdlog/spdlog.h>
+#include <strings.h>
 
 #include "server/api_error.h"
 #include "server/trace_context.h"
@@ -63,6 +64,17 @@ void tell(const TraceContext& trace, const HttpRequest& request, HttpExchange& e
                trace.span_id, trace.trace_id, trace.parent_id);
 }
 
+// A header that says of the body what is not undone here; empty: none.
+std::string unknown_coding(const HttpRequest& head) {
+  for (const auto& [name, value] : head.headers) {
+    if (name == "content-encoding" && strcasecmp(value.c_str(), "identity") != 0)
+      return "Content-Encoding: " + value;
+    if (name == "transfer-encoding" && strcasecmp(value.c_str(), "chunked") != 0)
+      return "Transfer-Encoding: " + value;
+  }
+  return {};
+}
+
 HttpResponse response_of(const ApiError& error, const HttpRequest& request) {
   return anthropic(request) ? error.anthropic_response() : error.response();
 }
@@ -86,12 +98,11 @@ std::optional<HttpResponse> Routes::refuse(const HttpRequest& head) {
     response.headers.emplace_back("WWW-Authenticate", "Bearer");
     return response;
   }
-  const std::string* encoding = head.header("content-encoding");
-  if (encoding && *encoding != "identity") {
+  if (const std::string coding = unknown_coding(head); !coding.empty()) {
     return response_of(
-        ApiError(415, fmt::format("bodies with Content-Encoding: {} are not supported: send the "
-                                  "JSON as it is, without that header",
-                                  *encoding)),
+        ApiError(415, fmt::format("bodies with {} are not supported: send the JSON as it is, "
+                                  "without that header",
+                                  coding)),
         head);
   }
   if (route->needs_model && service_.state() != Service::State::kReady) {

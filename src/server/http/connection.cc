@@ -144,7 +144,9 @@ asio::awaitable<Connection::ReadResult> Connection::read_request(HttpRequest& re
   if (!error) {
     request = head_of(parser.get());
     http_1_0_ = parser.get().version() < 11;
-    keep_alive_ = parser.keep_alive();
+    // A body of unknown length is no next request.
+    const bool endless = request.header("transfer-encoding") && parser.is_done();
+    keep_alive_ = parser.keep_alive() && !endless;
     head_only_ = request.method == "HEAD";
     if (auto refusal = handler_.refuse(request)) {
       if (parser.is_done()) {  // no body: the connection stays usable
