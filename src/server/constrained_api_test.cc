@@ -194,7 +194,7 @@ TEST_F(ConstrainedApi, ResponsesTakeFormatsAndToolChoices) {
   json tool = kPick;
   tool["type"] = "function";
   for (const json& choice : {json("required"), json({{"type", "function"}, {"name", "pick"}})}) {
-    body["tools"] = {tool};
+    body["tools"] = json::array({tool});
     body["tool_choice"] = choice;
     body["parallel_tool_calls"] = false;
     const json item = ask("/v1/responses", body)["output"][0];
