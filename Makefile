@@ -3,7 +3,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 BUILD_JOBS ?= $(shell nproc)
 # Libraries with threads of their own.
-THREADED := kernels memory exec engine server
+THREADED := kernels memory exec engine events server
 
 .PHONY: help deps release golden test test-release test-asan test-tsan test-fuzz test-cuda-build test-gpu soak demo bench-host bench-policies bench-cpu bench-server clean
 
