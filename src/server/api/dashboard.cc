@@ -1,4 +1,5 @@
 // The dashboard: a page that holds no data, and what it asks for once a second.
+#include <algorithm>
 #include <charconv>
 
 #include "server/api/routes.h"
@@ -56,7 +57,8 @@ HttpResponse page_response() {
 
 HttpResponse data_response(Service& service, const HttpRequest& request) {
   Activity::Position seen;
-  seen.second = number_in(request.query, "second", -1);
+  constexpr int64_t kMostSeconds = int64_t{1} << 40;
+  seen.second = std::clamp(number_in(request.query, "second", -1), int64_t{-1}, kMostSeconds);
   seen.change = static_cast<uint64_t>(std::max<int64_t>(0, number_in(request.query, "change", 0)));
   const Service::State state = service.state();
   const bool loaded = state == Service::State::kReady || state == Service::State::kStopping;
