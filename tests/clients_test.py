@@ -109,6 +109,7 @@ def check_openai(url: str) -> None:
     completion = client.completions.create(model="tiny", prompt="one two", max_tokens=5,
                                            temperature=0, logprobs=1)
     assert completion.choices[0].finish_reason in ("length", "stop")
+    check_prompt_logprobs(client)
 
     seeded = [client.completions.create(model="tiny", prompt="x", max_tokens=8, seed=7,
                                         temperature=1.5).choices[0].text for _ in range(2)]
@@ -140,6 +141,22 @@ def check_openai(url: str) -> None:
         pass
     else:
         raise AssertionError("a wrong key was taken")
+
+
+def check_prompt_logprobs(client) -> None:
+    """As lm-evaluation-harness scores texts. A token sampled greedily is as likely in the next prompt."""
+    ask = dict(model="tiny", temperature=0, logprobs=2)
+    sampled = client.completions.create(**ask, prompt=[7, 30, 41], max_tokens=1,
+                                        extra_body={"return_token_ids": True}).choices[0]
+    longer = [7, 30, 41] + sampled.token_ids
+    for _ in range(2):  # cached or not
+        echoed = client.completions.create(**ask, prompt=longer, max_tokens=1, echo=True,
+                                           extra_body={"prompt_logprobs": 2}).choices[0]
+        lists = echoed.logprobs
+        assert len(lists.tokens) == 5 and lists.token_logprobs[0] is None, lists
+        assert lists.token_logprobs[3] == sampled.logprobs.token_logprobs[0], lists
+        entry = echoed.prompt_logprobs[3][str(longer[3])]
+        assert entry["rank"] == 1 and entry["logprob"] == lists.token_logprobs[3], entry
 
 
 def check_constrained_output(client, messages: list) -> None:

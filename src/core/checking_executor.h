@@ -26,12 +26,17 @@ inline TokenId sample_history(uint64_t history, uint64_t seed, int vocabulary) {
       Random(history ^ (seed * 0x9E3779B97F4A7C15ull)).below(static_cast<uint64_t>(vocabulary)));
 }
 
+inline float score_history(uint64_t history, TokenId token) {
+  return -static_cast<float>(extend_history(history, token) % 1000);
+}
+
 struct CheckingExecutorOptions {
   int host_blocks = 0;
   int vocabulary = 1000;
-  double failure_rate = 0;  // of a step
-  double copy_rate = 1;     // chance that a copy under way ends with a step
-  double invalid_rate = 0;  // of a sampled token (NaN logits)
+  double failure_rate = 0;   // of a step
+  double copy_rate = 1;      // chance that a copy under way ends with a step
+  double invalid_rate = 0;   // of a sampled token (NaN logits)
+  int logit_rows = 1 << 30;  // of one step
   uint64_t seed = 1;
 };
 
@@ -234,6 +239,9 @@ class CheckingExecutor final : public Executor {
                    row.start.id, i, block);
       }
     }
+    int logit_rows = 0;
+    for (const BatchEntry& entry : plan.batch) logit_rows += entry.scored + entry.sample;
+    VAMP_CHECK(logit_rows <= options_.logit_rows, "{} rows of logits", logit_rows);
     for (const BatchEntry& entry : plan.batch) {
       Row& row = rows_[entry.slot];
       for (BlockId block : row.table) answer.touched.insert(block);
@@ -245,6 +253,13 @@ class CheckingExecutor final : public Executor {
         content.history[i % layout_.block_tokens] = row.history[i];
       }
       computed_tokens_ += entry.count;
+      for (int i = entry.first; i < entry.first + entry.scored; ++i) {
+        SampledToken& scored = answer.result.scored.emplace_back();
+        scored.slot = entry.slot;
+        scored.token = row.tokens.at(static_cast<size_t>(i) + 1);
+        scored.logprob = score_history(row.history[static_cast<size_t>(i)], scored.token);
+        scored.invalid = options_.invalid_rate == 1;
+      }
       if (!entry.sample) continue;
       const int last = entry.first + entry.count - 1;
       VAMP_CHECK(last + 1 == static_cast<int>(row.tokens.size()),

@@ -30,7 +30,8 @@ struct SamplingParams {
   std::vector<std::pair<TokenId, float>> logit_bias;
   uint64_t seed = 0;
   std::shared_ptr<const TokenGrammar> grammar;  // null: free text
-  int logprobs = -1;  // -1: none; 0: the sampled token's; k: also the k best
+  int logprobs = -1;         // -1: none; 0: the sampled token's; k: also the k best
+  int prompt_logprobs = -1;  // the same of the prompt's tokens but the first
 };
 
 // What applications tell about reuse: best effort, never trusted for memory.
@@ -56,12 +57,12 @@ const char* finish_reason_name(FinishReason reason);
 
 // What the scheduler tells about a request after a step.
 struct RequestEvent {
-  enum class Kind { kToken, kFinished };
+  enum class Kind { kToken, kPromptToken, kFinished };
   RequestId id = 0;
   Kind kind = Kind::kToken;
-  TokenId token = 0;                                    // kToken
-  float logprob = 0;                                    // kToken, when asked for
-  std::vector<std::pair<TokenId, float>> top_logprobs;  // kToken, when asked for; best first
+  TokenId token = 0;                                    // kToken, kPromptToken
+  float logprob = 0;                                    // of it, when asked for
+  std::vector<std::pair<TokenId, float>> top_logprobs;  // in its place, best first
   FinishReason reason = FinishReason::kStop;            // kFinished
   std::string error;                                    // kFinished with kError
 };

@@ -58,14 +58,18 @@ Refusal check_sampling(const SamplingParams& p, const RequestLimits& limits) {
       check_range("frequency_penalty", p.frequency_penalty, penalty(p.frequency_penalty),
                   "between -2 and 2"),
       check_range("logprobs", p.logprobs, p.logprobs >= -1, "-1 (none), 0 or a number of tokens"),
+      check_range("prompt_logprobs", p.prompt_logprobs, p.prompt_logprobs >= -1,
+                  "-1 (none), 0 or a number of tokens"),
       check_tokens("stop_token_ids", p.stop_token_ids, limits.vocab_size),
   };
   for (const Refusal& refusal : checks) {
     if (refusal) return refusal;
   }
   const int most = limits.max_logprobs > 0 ? limits.max_logprobs : limits.vocab_size;
-  if (most > 0 && p.logprobs > most) {
-    return fmt::format("logprobs is {}; at most {} can be had", p.logprobs, most);
+  for (const auto& [field, value] :
+       {std::pair("logprobs", p.logprobs), std::pair("prompt_logprobs", p.prompt_logprobs)}) {
+    if (most > 0 && value > most)
+      return fmt::format("{} is {}; at most {} can be had", field, value, most);
   }
   for (const auto& [token, bias] : p.logit_bias) {
     if (auto refusal = check_tokens("logit_bias", {&token, 1}, limits.vocab_size)) return refusal;

@@ -28,6 +28,7 @@ struct RequestState {
   BlockTable table;
   std::vector<PrefixKey> keys;  // of the full blocks of `tokens`, as far as needed
   int published = 0;            // blocks of the table that have a name
+  int scored = 0;               // the prompt's tokens whose log-probability is known
   int sent_blocks = 0;          // blocks of the table that the executor knows
   StepId last_step = 0;         // the latest plan with a row of it
 
@@ -56,6 +57,10 @@ struct RequestState {
 
   int planned_length() const { return static_cast<int>(tokens.size()) + pending; }
   int output_planned() const { return planned_length() - stats.prompt_tokens; }
+  // Some are yet to be: until then it computes its prompt itself, whatever is cached.
+  bool to_score() const {
+    return input.sampling.prompt_logprobs >= 0 && scored + 1 < stats.prompt_tokens;
+  }
   bool sampling_planned() const { return output_planned() >= input.sampling.max_tokens; }
 };
 

@@ -47,6 +47,7 @@ StepPlan Scheduler::Impl::schedule(Micros time) {
   blocks.begin_step(next_step, now);
   budget = config.max_num_batched_tokens;
   preempted_any = held_back = false;
+  extra_rows = 0;
   min_remaining = -1;
 
   drop_expired();
@@ -121,8 +122,9 @@ void Scheduler::Impl::schedule_running() {
     RequestState& request = *running[i];
     decodes_left -= decodes(&request);
     if (request.sampling_planned() || !arrived(request)) continue;
-    const int count = std::min(request.planned_length() - request.computed,
-                               std::max((budget + 1) / 2, budget - decodes_left));
+    const int count =
+        most_tokens(request, std::min(request.planned_length() - request.computed,
+                                      std::max((budget + 1) / 2, budget - decodes_left)));
     const int short_by =
         blocks_for(request.computed + count) - static_cast<int>(request.table.size());
     if (short_by > 0) {
@@ -155,6 +157,13 @@ bool Scheduler::Impl::arrived(RequestState& request) {
   return request.arrived == request.arriving_end;
 }
 
+// Of `count`, how many a request may compute in this step: each one that is scored is a row of
+// logits, of which there are as many as request slots. Its own slot's is always left.
+int Scheduler::Impl::most_tokens(const RequestState& request, int count) const {
+  if (!request.to_score() || request.computed + 1 >= request.stats.prompt_tokens) return count;
+  return std::min(count, 1 + static_cast<int>(free_slots.size()) - extra_rows);
+}
+
 // `count` more tokens of a request that has the blocks for them.
 void Scheduler::Impl::add_row(RequestState& request, int count) {
   BatchEntry& entry = plan.batch.emplace_back();
@@ -162,6 +171,9 @@ void Scheduler::Impl::add_row(RequestState& request, int count) {
   entry.first = request.computed;
   entry.count = count;
   entry.sample = request.computed + count == request.planned_length();
+  if (request.to_score())
+    entry.scored = std::clamp(request.stats.prompt_tokens - 1 - request.computed, 0, count);
+  extra_rows += std::max(0, entry.scored + entry.sample - 1);
   if (request.start_step == 0) {
     request.start_step = plan.step;
     plan.start.push_back({.slot = request.slot,
@@ -188,7 +200,8 @@ void Scheduler::Impl::add_row(RequestState& request, int count) {
   request.last_step = plan.step;
   request.pending += entry.sample;
   budget -= count;
-  sent.rows.push_back({{&request, request.serial}, request.slot, entry.sample});
+  sent.rows.push_back(
+      {{&request, request.serial}, request.slot, entry.sample, entry.first, entry.scored});
   publish_full(request, plan.step, /*may_adopt=*/false);
 }
 

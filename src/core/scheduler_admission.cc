@@ -24,7 +24,8 @@ void Scheduler::Impl::admit_waiting() {
   if (preempted_any) return;
   passed.clear();
   int looked_at = 0;
-  for (auto it = waiting.begin(); it != waiting.end() && budget > 0 && !free_slots.empty();) {
+  for (auto it = waiting.begin();
+       it != waiting.end() && budget > 0 && static_cast<int>(free_slots.size()) > extra_rows;) {
     if (++looked_at > kMaxLookedAt) return;
     RequestState& request = **it;
     ++it;
@@ -62,7 +63,7 @@ Scheduler::Impl::Admission Scheduler::Impl::try_admit(RequestState& request) {
   }
   // At least one token is computed, for its logits.
   if (config.enable_prefix_caching) name_blocks(request);
-  const int most = (length - 1) / block_tokens;
+  const int most = request.to_score() ? 0 : (length - 1) / block_tokens;
   const PrefixMatch match = blocks.match(request.keys, most);
   // Somebody computes the next block right now, or is about to: then it can be shared.
   if (match.being_computed) return Admission::kNotYet;
@@ -87,7 +88,7 @@ Scheduler::Impl::Admission Scheduler::Impl::try_admit(RequestState& request) {
   }
   blocks.promote(request.keys, match, request.table, plan);
   if (request.swapped != kNoId) {
-    if (request.swapped_tokens / block_tokens == match.total()) {
+    if (!request.to_score() && request.swapped_tokens / block_tokens == match.total()) {
       blocks.swap_in(request.swapped, request.table, plan);
       start = request.swapped_tokens;
     } else {
@@ -148,7 +149,7 @@ void Scheduler::Impl::enter(RequestState& request, const PrefixMatch& match, int
   stats.queued += now - request.waiting_since;
   if (request.preempted) policy->on_rescheduled(request.waiting_since, now);
   request.preempted = false;
-  charge_ghosts(request, match.total());
+  if (!request.to_score()) charge_ghosts(request, match.total());
   if (!request.admitted_before) {
     request.admitted_before = true;
     stats.first_scheduled = now;
@@ -163,7 +164,8 @@ void Scheduler::Impl::enter(RequestState& request, const PrefixMatch& match, int
   }
   if (arrived(request)) {
     const int room = static_cast<int>(request.table.size()) * block_tokens - request.computed;
-    add_row(request, std::min({request.planned_length() - request.computed, budget, room}));
+    const int count = std::min({request.planned_length() - request.computed, budget, room});
+    add_row(request, most_tokens(request, count));
   }
 }
 

@@ -47,6 +47,7 @@ struct Scheduler::Impl {
     Reference who;
     RequestSlot slot = 0;
     bool sample = false;
+    int first = 0, scored = 0;  // as in BatchEntry
   };
   // A plan whose result is not in yet.
   struct SentPlan {
@@ -79,6 +80,7 @@ struct Scheduler::Impl {
   void move_blocks();
   void schedule_running();
   bool arrived(RequestState& request);
+  int most_tokens(const RequestState& request, int count) const;
   void add_row(RequestState& request, int count);
   void finish_plan();
   void tell_kv_events();
@@ -124,6 +126,7 @@ struct Scheduler::Impl {
   void update(const StepResult& result, Micros now);
   void take_samples(const SentPlan& sent, const StepResult& result);
   void append(RequestState& request, const SampledToken& sample);
+  void append_score(RequestState& request, int position, const SampledToken& score);
   void observe(const SentPlan& sent, const StepResult& result);
   void undo_plans_since(const StepResult& failed);
   void bar_boundary(const StepResult& failed);
@@ -158,6 +161,7 @@ struct Scheduler::Impl {
   StepPlan plan;
   SentPlan sent;
   int budget = 0;                     // tokens left
+  int extra_rows = 0;                 // of logits, beyond one for each running request
   bool preempted_any = false;         // then nobody enters in this step
   int min_remaining = -1;             // of gather(), computed once a step; -1: not yet
   bool held_back = false;             // a session was, by the policy

@@ -26,7 +26,7 @@ struct Life {
 struct Tally {
   int moves = 0, edits = 0, demotes = 0, promotes = 0, raised = 0, lowered = 0, awaited = 0,
       resets = 0;
-  int stored = 0, removed = 0, cleared = 0;
+  int stored = 0, removed = 0, cleared = 0, scored = 0;
   uint64_t preemptions = 0, failed = 0, host_hits = 0, hits = 0;
   void count(const StepPlan& plan) {
     moves += !plan.move_blocks.empty();
@@ -101,6 +101,7 @@ RequestInput random_request(RequestId id, const Life& life,
   input.sampling.max_tokens = static_cast<int>(random.between(1, std::max(2, most / 2)));
   input.sampling.seed = random.below(2);
   input.sampling.ignore_eos = true;
+  input.sampling.prompt_logprobs = id % 7 == 3 ? 0 : -1;
   input.arrival = now;
   if (random.chance(life.deadline_rate))
     input.deadline = now + static_cast<double>(random.between(1, 40)) * 1000;
@@ -143,6 +144,8 @@ void live(uint64_t seed, Tally& tally) {
     EXPECT_EQ(output, expected_output(harness.prompt(id), static_cast<int>(output.size()),
                                       harness.seed(id), life.executor.vocabulary));
     EXPECT_EQ(harness.stats(id).output_tokens, static_cast<int>(output.size()));
+    if (id % 7 == 3) harness.expect_right_scores(id, /*all=*/!output.empty());
+    tally.scored += static_cast<int>(harness.scored(id));
   }
   tally.stored += harness.replica().count(KvEvent::Kind::kStored);
   tally.removed += harness.replica().count(KvEvent::Kind::kRemoved);
@@ -177,6 +180,7 @@ void live_all(uint64_t first, uint64_t count) {
   EXPECT_GT(tally.lowered, 50);
   EXPECT_GT(tally.awaited, 50);
   EXPECT_GT(tally.resets, 50);
+  EXPECT_GT(tally.scored, 50);
   EXPECT_GT(tally.stored, 50);
   EXPECT_GT(tally.removed, 50);
   EXPECT_GT(tally.cleared, 0);

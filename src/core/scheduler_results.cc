@@ -6,6 +6,14 @@
 #include "core/scheduler_impl.h"
 
 namespace vamp {
+namespace {
+
+constexpr const char* kInvalid =
+    "no token could be sampled: the logits are not numbers (NaN), or the output's grammar has "
+    "failed "
+    "(see the log)";
+
+}  // namespace
 
 void Scheduler::Impl::update(const StepResult& result, Micros time) {
   now = time;
@@ -36,10 +44,20 @@ void Scheduler::Impl::update(const StepResult& result, Micros time) {
 void Scheduler::Impl::take_samples(const SentPlan& step, const StepResult& result) {
   for (size_t i = 0; i < step.rows.size(); ++i)
     row_of_slot[step.rows[i].slot] = static_cast<int>(i);
-  size_t expected = 0;
-  for (const Row& row : step.rows) expected += row.sample;
-  VAMP_CHECK(result.tokens.size() == expected, "step {} sampled {} tokens, its plan {}",
-             result.step, result.tokens.size(), expected);
+  size_t expected = 0, scored = 0;
+  for (const Row& row : step.rows) {
+    expected += row.sample;
+    scored += static_cast<size_t>(row.scored);
+  }
+  VAMP_CHECK(result.tokens.size() == expected && result.scored.size() == scored,
+             "step {} sampled {} tokens and scored {}, its plan {} and {}", result.step,
+             result.tokens.size(), result.scored.size(), expected, scored);
+  auto score = result.scored.begin();
+  for (const Row& row : step.rows) {
+    for (int i = 0; i < row.scored; ++i, ++score) {
+      if (row.who.alive()) append_score(*row.who.request, row.first + 1 + i, *score);
+    }
+  }
   for (const SampledToken& sample : result.tokens) {
     const Row& row = step.rows[row_of_slot[sample.slot]];
     VAMP_CHECK(row.slot == sample.slot && row.sample, "slot {} sampled unasked", sample.slot);
@@ -49,14 +67,24 @@ void Scheduler::Impl::take_samples(const SentPlan& step, const StepResult& resul
   }
 }
 
+// `position`: of the prompt's token. After a preemption they come again.
+void Scheduler::Impl::append_score(RequestState& request, int position, const SampledToken& score) {
+  if (position <= request.scored) return;
+  VAMP_CHECK(position == request.scored + 1, "request {}: token {} is scored after token {}",
+             request.input.id, position, request.scored);
+  if (score.invalid) return finish(request, FinishReason::kError, kInvalid);
+  request.scored = position;
+  events.push_back({.id = request.input.id,
+                    .kind = RequestEvent::Kind::kPromptToken,
+                    .token = request.tokens[static_cast<size_t>(position)],
+                    .logprob = score.logprob,
+                    .top_logprobs = score.top_logprobs,
+                    .error = {}});
+}
+
 void Scheduler::Impl::append(RequestState& request, const SampledToken& sample) {
   --request.pending;
-  if (sample.invalid) {
-    finish(request, FinishReason::kError,
-           "no token could be sampled: the logits are not numbers (NaN), or the output's grammar "
-           "has failed (see the log)");
-    return;
-  }
+  if (sample.invalid) return finish(request, FinishReason::kError, kInvalid);
   request.tokens.push_back(sample.token);
   if (request.stats.first_token < 0) request.stats.first_token = now;
   events.push_back({.id = request.input.id,

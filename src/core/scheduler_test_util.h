@@ -125,6 +125,7 @@ class SchedulerHarness {
         follows_events_(config.kv_events),
         replica_(layout.block_tokens, {0, 1}) {
     executor.host_blocks = config.host_blocks;
+    executor.logit_rows = config.max_num_seqs;
     executor_ = std::make_unique<CheckingExecutor>(layout_, executor);
     SchedulerListener listener;
     listener.on_finished = [this](const RequestStats& stats) { stats_[stats.id] = stats; };
@@ -208,6 +209,8 @@ class SchedulerHarness {
     for (RequestEvent& event : scheduler_->take_events()) {
       if (event.kind == RequestEvent::Kind::kToken) {
         outputs_[event.id].push_back(event.token);
+      } else if (event.kind == RequestEvent::Kind::kPromptToken) {
+        scores_[event.id].emplace_back(event.token, event.logprob);
       } else {
         ASSERT_FALSE(finished_.contains(event.id)) << "request " << event.id << " finished twice";
         finished_[event.id] = event;
@@ -220,6 +223,19 @@ class SchedulerHarness {
     const std::vector<TokenId>& output = outputs_[id];
     EXPECT_EQ(output, expected_output(prompts_[id], static_cast<int>(output.size()), seeds_[id]))
         << "request " << id;
+  }
+  // The prompt's tokens but the first are scored, in order; `all`: to the last.
+  void expect_right_scores(RequestId id, bool all = true) {
+    const std::vector<TokenId>& prompt = prompts_[id];
+    const Scores& scores = scores_[id];
+    EXPECT_LT(scores.size(), prompt.size());
+    Scores expected;
+    uint64_t history = 7;
+    for (size_t i = 0; i < (all ? prompt.size() - 1 : scores.size()); ++i) {
+      history = extend_history(history, prompt[i]);
+      expected.emplace_back(prompt[i + 1], score_history(history, prompt[i + 1]));
+    }
+    EXPECT_EQ(scores, expected) << "request " << id;
   }
   // Finished with `tokens` right tokens.
   void expect_answer(RequestId id, int tokens) {
@@ -240,10 +256,13 @@ class SchedulerHarness {
   std::vector<TokenId>& output(RequestId id) { return outputs_[id]; }
   std::vector<TokenId>& prompt(RequestId id) { return prompts_[id]; }
   uint64_t seed(RequestId id) { return seeds_[id]; }
+  size_t scored(RequestId id) { return scores_[id].size(); }
   const std::vector<DecisionRecord>& decisions() const { return decisions_; }
   const std::map<uint64_t, DecisionRecord>& outcomes() const { return outcomes_; }
 
  private:
+  using Scores = std::vector<std::pair<TokenId, float>>;
+
   MemoryLayout layout_;
   const bool follows_events_;
   CacheReplica replica_;
@@ -254,6 +273,7 @@ class SchedulerHarness {
   Micros now_ = 0;
   std::map<RequestId, std::vector<TokenId>> prompts_, outputs_;
   std::map<RequestId, uint64_t> seeds_;
+  std::map<RequestId, Scores> scores_;
   std::map<RequestId, RequestEvent> finished_;
   std::map<RequestId, RequestStats> stats_;
   std::vector<DecisionRecord> decisions_;

@@ -78,6 +78,10 @@ struct BatchEntry {
   int count = 0;
   bool sample = false;              // the last of them yields an output token
   std::vector<BlockId> new_blocks;  // appended to its block table before the pass
+  // So many of them, from the first on, also yield the log-probability of the prompt's token that
+  // follows. Each is a row of logits like one that samples: a plan has at most max_num_seqs of
+  // both.
+  int scored = 0;
 };
 
 enum class StagingMode { kAuto, kWholeRegion, kActivated };
@@ -122,6 +126,7 @@ struct StepResult {
   bool executed = true;
   std::string failure;  // why not executed, or empty
   std::vector<SampledToken> tokens;
+  std::vector<SampledToken> scored;          // of the batch's `scored` tokens, in its order
   std::vector<BlockCopy> demoted, promoted;  // copies that have ended since the last result
   Micros start = 0, end = 0;                 // of the step, by the executor's clock
   Micros boundary_us = 0;                    // spent on the boundary move

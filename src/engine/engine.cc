@@ -100,6 +100,10 @@ void Engine::deliver_events() {
       listener_.on_token(event);
       continue;
     }
+    if (event.kind == RequestEvent::Kind::kPromptToken) {
+      listener_.on_prompt_token(event);
+      continue;
+    }
     const auto found = finished_.find(event.id);
     VAMP_CHECK(found != finished_.end(), "request {} ended without its figures", event.id);
     listener_.on_finished(event, found->second);

@@ -28,6 +28,7 @@ class EngineListener {
  public:
   virtual ~EngineListener() = default;
   virtual void on_token(const RequestEvent& /*event*/) {}
+  virtual void on_prompt_token(const RequestEvent& /*event*/) {}  // SamplingParams::prompt_logprobs
   // `event.reason` and `event.error` say how it ended; a refused request ends with kError.
   virtual void on_finished(const RequestEvent& /*event*/, const RequestStats&) {}
   virtual void on_step(const StepStats&) {}

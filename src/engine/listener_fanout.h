@@ -15,6 +15,9 @@ class ListenerFanout final : public EngineListener {
   void on_token(const RequestEvent& event) override {
     for (EngineListener* listener : listeners_) listener->on_token(event);
   }
+  void on_prompt_token(const RequestEvent& event) override {
+    for (EngineListener* listener : listeners_) listener->on_prompt_token(event);
+  }
   void on_finished(const RequestEvent& event, const RequestStats& stats) override {
     for (EngineListener* listener : listeners_) listener->on_finished(event, stats);
   }

@@ -257,6 +257,49 @@ TEST(CpuExecutor, TokensOutsideTheVocabularyFailTheirRequestAlone) {
   EXPECT_EQ(executor.wait().tokens[0].token, mixed.tokens[0].token);
 }
 
+// What a prompt's tokens are scored as is what they have when they are sampled, to the bit, however
+// the prompt is cut.
+TEST(CpuExecutor, ThePromptsTokensAreScored) {
+  RealClock clock;
+  CpuExecutor executor(golden_config("mixtral", 0), clock);
+  const std::vector<TokenId> prompt = {7, 300, 41, 41, 5, 99, 500, 2, 8};
+  std::vector<std::pair<TokenId, float>> expected;
+  StepId step = 0;
+  for (size_t end = 1; end < prompt.size(); ++end) {
+    StepPlan plan = single(++step, {prompt.begin(), prompt.begin() + end}, {0, 1, 2});
+    plan.reset = true;
+    plan.start[0].sampling.logprobs = 2;
+    plan.start[0].sampling.logit_bias = {{prompt[end], 100.0f}};  // of the raw logits, as ever
+    executor.submit(plan);
+    const SampledToken token = executor.wait().tokens.at(0);
+    ASSERT_EQ(token.token, prompt[end]);
+    expected.emplace_back(token.token, token.logprob);
+  }
+  for (const int chunk : {1, 2, 3, 9}) {
+    std::vector<std::pair<TokenId, float>> scored;
+    for (int first = 0; first < 9; first += chunk) {
+      StepPlan plan;
+      plan.step = ++step;
+      plan.reset = first == 0;
+      if (first == 0) {
+        plan.start = {start_request(0, prompt, {0, 1, 2})};
+        plan.start[0].sampling.prompt_logprobs = 2;
+      }
+      const int count = std::min(chunk, 9 - first);
+      plan.batch = {{0, first, count, first + count == 9, {}, std::min(count, 8 - first)}};
+      executor.submit(plan);
+      const StepResult result = executor.wait();
+      EXPECT_EQ(result.tokens.size(), first + count == 9 ? 1u : 0u);
+      for (const SampledToken& token : result.scored) {
+        scored.emplace_back(token.token, token.logprob);
+        EXPECT_EQ(token.top_logprobs.size(), 2u);
+        EXPECT_FALSE(token.invalid);
+      }
+    }
+    EXPECT_EQ(scored, expected) << "in chunks of " << chunk;
+  }
+}
+
 // Allows everything, and throws when it is started, asked for a mask or given a token.
 struct ThrowingGrammar final : TokenGrammar {
   enum Place { kStart, kFill, kAccept };

@@ -1,6 +1,7 @@
 #include "exec/plan_runner.h"
 
 #include <cstring>
+#include <deque>
 
 #include "base/error.h"
 
@@ -162,8 +163,16 @@ void PlanRunner::forward(const StepPlan& plan, StepResult& result) {
 
 void PlanRunner::sample(std::span<float> logits, StepResult& result) {
   const std::vector<RequestSlot>& slots = batch_.sample_slots();
+  const std::vector<TokenId>& known = batch_.known_tokens();
+  const auto mask_words = (static_cast<size_t>(vocab_size_) + 31) / 32;
+  std::deque<std::vector<uint32_t>> masks;
   sample_params_.clear();
-  for (RequestSlot slot : slots) sample_params_.push_back(table_.row(slot).sample_params());
+  for (size_t i = 0; i < slots.size(); ++i) {
+    RunningRequest& row = table_.row(slots[i]);
+    sample_params_.push_back(known[i] == StepBatch::kSampled
+                                 ? row.sample_params()
+                                 : row.score_params(known[i], masks.emplace_back(mask_words, 0)));
+  }
   samples_.assign(slots.size(), {});
   ops_.sample(logits.data(), static_cast<int>(slots.size()), vocab_size_, sample_params_, samples_);
   for (size_t i = 0; i < slots.size(); ++i) {
@@ -174,6 +183,10 @@ void PlanRunner::sample(std::span<float> logits, StepResult& result) {
     token.logprob = samples_[i].logprob;
     token.top_logprobs = std::move(samples_[i].top_logprobs);
     token.invalid = samples_[i].invalid || !row.valid;
+    if (known[i] != StepBatch::kSampled) {
+      result.scored.push_back(std::move(token));
+      continue;
+    }
     // The plan after this one may already count on a token: an invalid one is as good as any.
     if (token.invalid) {
       token.token = 0;

@@ -33,6 +33,15 @@ SampleParams RunningRequest::sample_params() {
   return p;
 }
 
+SampleParams RunningRequest::score_params(TokenId known, std::vector<uint32_t>& mask) const {
+  const auto bit = static_cast<size_t>(known);
+  mask[bit / 32] |= 1u << (bit % 32);
+  SampleParams p;
+  p.allowed = mask;
+  p.logprobs = sampling.prompt_logprobs;
+  return p;
+}
+
 void RunningRequest::append(TokenId token) {
   tokens.push_back(token);
   if (sampling.grammar != nullptr) use_grammar([&] { follow(token); });

@@ -33,6 +33,9 @@ struct RunningRequest {
   int num_output() const { return num_tokens() - prompt_tokens; }
   // For the token that comes next. Refers to this row: valid until it changes.
   SampleParams sample_params();
+  // For a token that is known: no other may come. `mask` has a bit for each token of the
+  // vocabulary; it must live as long as what is returned.
+  SampleParams score_params(TokenId known, std::vector<uint32_t>& mask) const;
   void append(TokenId token);
   void start_grammar(int vocab_size);
 

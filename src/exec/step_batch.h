@@ -20,13 +20,19 @@ class StepBatch {
   const TokenId* tokens() const { return tokens_.data(); }
   const int32_t* positions() const { return positions_.data(); }
   SequenceBatch sequences() const;
-  // Only the last token of each sequence that samples: row i is sample_rows()[i].
+  // Only the tokens that sample or are scored, each a sequence: row i is sample_rows()[i].
   SequenceBatch sampling_sequences() const;
-  // Rows whose logits are wanted, ascending, and the slot of each.
+  // Rows whose logits are wanted, ascending, the slot of each, and which token is known to follow:
+  // kSampled where one is to be sampled.
+  static constexpr TokenId kSampled = -1;
   const std::vector<int32_t>& sample_rows() const { return sample_rows_; }
   const std::vector<RequestSlot>& sample_slots() const { return sample_slots_; }
+  const std::vector<TokenId>& known_tokens() const { return known_tokens_; }
 
  private:
+  void add_sample(const RunningRequest& row, RequestSlot slot, int position, int at,
+                  int block_tokens, TokenId known);
+
   std::vector<TokenId> tokens_;
   std::vector<int32_t> positions_;
   std::vector<int32_t> query_start_ = {0};
@@ -34,7 +40,8 @@ class StepBatch {
   std::vector<BlockId> block_ids_;
   std::vector<int32_t> sample_rows_;
   std::vector<RequestSlot> sample_slots_;
-  // The same four of the sequences that sample.
+  std::vector<TokenId> known_tokens_;
+  // The same four as of the sequences.
   std::vector<int32_t> sample_positions_;
   std::vector<int32_t> sample_query_start_ = {0};
   std::vector<int32_t> sample_block_start_ = {0};

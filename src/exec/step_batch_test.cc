@@ -52,6 +52,26 @@ TEST(StepBatch, LaysEntriesEndToEnd) {
   EXPECT_EQ(last.block_ids[0], 7);
 }
 
+TEST(StepBatch, ScoredTokensAreRowsWithATokenThatIsKnown) {
+  RequestTable table(100);
+  StepPlan plan = two_requests();
+  plan.batch[0].scored = 3;
+  table.apply(plan);
+  StepBatch batch;
+  batch.build(plan, table, /*block_tokens=*/4);
+  EXPECT_THAT(batch.sample_rows(), ElementsAre(0, 1, 2, 3));
+  EXPECT_THAT(batch.sample_slots(), ElementsAre(0, 0, 0, 4));
+  EXPECT_THAT(batch.known_tokens(), ElementsAre(13, 14, 15, StepBatch::kSampled));
+  const SequenceBatch s = batch.sampling_sequences();
+  ASSERT_EQ(s.num_sequences, 4);
+  EXPECT_THAT(std::vector<int>(s.positions, s.positions + 4), ElementsAre(2, 3, 4, 2));
+  EXPECT_THAT(std::vector<int>(s.block_start, s.block_start + 5), ElementsAre(0, 1, 2, 4, 5));
+  EXPECT_THAT(std::vector<int>(s.block_ids, s.block_ids + 5), ElementsAre(5, 5, 5, 6, 7));
+  plan.batch[0].count = 4;
+  plan.batch[0].scored = 4;  // nothing is known behind the last token
+  EXPECT_THROW(batch.build(plan, table, 4), InvariantError);
+}
+
 TEST(StepBatch, WorkThatDoesNotFitTheTableIsABrokenInvariant) {
   RequestTable table(100);
   StepPlan plan = two_requests();

@@ -25,6 +25,10 @@ void ChoiceText::push(const EngineEvent& event, ChoiceDelta& out) {
     finish(out);
     return;
   }
+  if (event.prompt) {
+    out.prompt_logprobs.push_back({event.token, event.logprob, event.top_logprobs});
+    return;
+  }
   ++tokens_;
   ++out.tokens;
   if (options_.token_ids) out.token_ids.push_back(event.token);

@@ -34,6 +34,8 @@ struct TokenLogprob {
 struct ChoiceDelta {
   MessageDelta message;
   std::vector<TokenLogprob> logprobs;
+  std::vector<TokenLogprob>
+      prompt_logprobs;  // of the prompt's tokens but the first, when asked for
   std::vector<TokenId> token_ids;
   int tokens = 0;
   bool finished = false;  // the last one

@@ -105,12 +105,13 @@ int EngineBridge::requests() const {
   return static_cast<int>(subscribers_.size());
 }
 
-void EngineBridge::on_token(const RequestEvent& event) {
+void EngineBridge::add_token(const RequestEvent& event, bool prompt) {
   const std::lock_guard lock(mutex_);
   const auto found = subscribers_.find(event.id);
   if (found == subscribers_.end()) return;  // cancelled
   EngineEvent out;
   out.id = event.id;
+  out.prompt = prompt;
   out.token = event.token;
   out.logprob = event.logprob;
   out.top_logprobs = event.top_logprobs;
@@ -177,7 +178,7 @@ void EngineBridge::deliver(std::vector<std::pair<std::shared_ptr<EventQueue>, En
   for (auto& [queue, event] : batch) {
     if (event.finished) {
       metrics_.observe_request(event.stats, event.reason);
-    } else {
+    } else if (!event.prompt) {
       if (queue->last_token > 0) metrics_.observe_token_gap(time - queue->last_token);
       queue->last_token = time;
     }

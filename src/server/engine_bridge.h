@@ -22,7 +22,8 @@ namespace vamp {
 struct EngineEvent {
   RequestId id = 0;
   bool finished = false;
-  TokenId token = 0;  // not finished
+  bool prompt = false;  // not finished: a token of the prompt, for its log-probability
+  TokenId token = 0;    // not finished
   float logprob = 0;
   std::vector<std::pair<TokenId, float>> top_logprobs;
   FinishReason reason = FinishReason::kStop;  // finished
@@ -85,7 +86,8 @@ class EngineBridge final : public EngineListener {
   Micros now() const { return parts_.clock ? parts_.clock->now() : 0; }
   const MemoryLayout& layout() const { return *parts_.layout; }
 
-  void on_token(const RequestEvent& event) override;
+  void on_token(const RequestEvent& event) override { add_token(event, /*prompt=*/false); }
+  void on_prompt_token(const RequestEvent& event) override { add_token(event, /*prompt=*/true); }
   void on_finished(const RequestEvent& event, const RequestStats& stats) override;
   void on_step(const StepStats& stats) override;
   void on_decision(const DecisionRecord& record) override;
@@ -103,6 +105,7 @@ class EngineBridge final : public EngineListener {
   };
 
   void run();
+  void add_token(const RequestEvent& event, bool prompt);
   size_t lane_of(const boost::asio::any_io_executor& executor);
   void post_pending();  // with the lock held
   void deliver(std::vector<std::pair<std::shared_ptr<EventQueue>, EngineEvent>> batch, Micros now);

@@ -37,6 +37,8 @@ void Generation::submit(const GenerationRequest& request, int max_waiting) {
     input.prompt = request.prompts[c / static_cast<size_t>(request.n)];
     input.sampling = request.sampling;
     input.sampling.seed += c % static_cast<size_t>(request.n);
+    // One choice of a prompt scores it for all.
+    if (c % static_cast<size_t>(request.n) != 0) input.sampling.prompt_logprobs = -1;
     input.priority = request.priority;
     input.cache_salt = request.cache_salt;
     input.reuse = request.reuse;

@@ -173,6 +173,53 @@ TEST_F(OpenAiApi, LogprobsComeInBothShapes) {
   EXPECT_EQ(logprobs["text_offset"][0], 0);
 }
 
+TEST_F(OpenAiApi, PromptsAreScored) {
+  json body = chat_body();
+  body.update({{"prompt_logprobs", 1}, {"n", 2}, {"max_tokens", 3}, {"return_token_ids", true}});
+  const json chat = post(port_, "/v1/chat/completions", body).json();
+  const json& scores = chat["prompt_logprobs"];
+  ASSERT_EQ(scores.size(), chat["prompt_token_ids"].size()) << chat;
+  EXPECT_TRUE(scores[0].is_null());
+  const std::string third = std::to_string(chat["prompt_token_ids"][2].get<int>());
+  EXPECT_EQ(scores[2].size(), 2u);
+  EXPECT_EQ(scores[2][third]["logprob"], -2);
+  EXPECT_TRUE(scores[2][third]["rank"].is_null());
+  EXPECT_EQ(scores[2]["1"]["rank"], 1);
+  EXPECT_EQ(scores[2]["1"]["logprob"], -0.25);
+  EXPECT_EQ(chat["usage"]["completion_tokens"], 6);
+
+  body = {{"prompt", {{30, 31, 32}, {40, 41}}},
+          {"n", 2},
+          {"max_tokens", 2},
+          {"prompt_logprobs", 0},
+          {"logprobs", 1},
+          {"echo", true}};
+  const json text = post(port_, "/v1/completions", body).json();
+  ASSERT_EQ(text["choices"].size(), 4u) << text;
+  for (const size_t c : {1, 3}) {  // the second of each prompt has the first one's
+    const json& choice = text["choices"][c];
+    const json& lists = choice["logprobs"];
+    const size_t prompt = c == 1 ? 3 : 2;
+    EXPECT_EQ(choice["prompt_logprobs"].size(), prompt);
+    ASSERT_EQ(lists["tokens"].size(), prompt + 2);
+    EXPECT_TRUE(lists["token_logprobs"][0].is_null());
+    EXPECT_TRUE(lists["top_logprobs"][0].is_null());
+    EXPECT_EQ(lists["token_logprobs"][1], -1);
+    EXPECT_EQ(lists["token_logprobs"][prompt], -0.5);
+    std::string joined;
+    for (size_t i = 0; i < lists["tokens"].size(); ++i) {
+      EXPECT_EQ(lists["text_offset"][i], joined.size());
+      joined += lists["tokens"][i].get<std::string>();
+    }
+    EXPECT_EQ(joined, choice["text"]);
+  }
+  body["stream"] = true;
+  EXPECT_THAT(post(port_, "/v1/completions", body).body,
+              HasSubstr("prompt_logprobs: only without"));
+  body.erase("prompt_logprobs");
+  EXPECT_THAT(post(port_, "/v1/completions", body).body, HasSubstr("echoed prompt only without"));
+}
+
 TEST_F(OpenAiApi, FaultsNameTheField) {
   const auto with = [](json extra) {
     json body = chat_body();

@@ -55,6 +55,8 @@ class SpeakingExecutor final : public Executor {
       controls_->last_start = start;
     }
     for (const BatchEntry& entry : plan.batch) {
+      for (int i = 1; i <= entry.scored; ++i)
+        result.scored.push_back(score(entry.slot, entry.first + i));
       if (!entry.sample) continue;
       SampledToken token;
       token.slot = entry.slot;
@@ -85,15 +87,26 @@ class SpeakingExecutor final : public Executor {
   struct Row {
     int prompt = 0;
     std::unique_ptr<TokenMatcher> matcher;
+    std::vector<TokenId> tokens = {};
   };
 
   static Row start_row(const StartRequest& start) {
-    Row row{start.prompt_tokens, nullptr};
+    Row row{start.prompt_tokens, nullptr, start.tokens};
     if (!start.sampling.grammar) return row;
     row.matcher = start.sampling.grammar->start(start.sampling.stop_token_ids);
     for (auto i = static_cast<size_t>(row.prompt); i < start.tokens.size(); ++i)
       row.matcher->accept(start.tokens[i]);
     return row;
+  }
+
+  // The prompt's token at `position`: -1 for the second one, and so on, behind token 1.
+  SampledToken score(RequestSlot slot, int position) const {
+    SampledToken token;
+    token.slot = slot;
+    token.token = rows_.at(slot).tokens[static_cast<size_t>(position)];
+    token.logprob = static_cast<float>(-position);
+    token.top_logprobs = {{1, -0.25f}};
+    return token;
   }
 
   TokenId permitted(Row& row, TokenId wanted) {

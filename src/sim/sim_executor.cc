@@ -98,6 +98,11 @@ StepShape SimExecutor::take_batch(const StepPlan& plan, StepResult& result) {
       shape.prefill_pairs += entry.count * (entry.first + entry.count / 2.0);
       shape.prefill_context += end;
     }
+    shape.sampled += entry.scored;
+    for (int i = 0; i < entry.scored; ++i) {
+      SampledToken& scored = result.scored.emplace_back();
+      scored.slot = entry.slot;
+    }
     if (!entry.sample) continue;
     ++shape.sampled;
     const uint64_t hash = Random(row.prompt_hash + static_cast<uint64_t>(end)).next();

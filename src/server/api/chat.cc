@@ -78,6 +78,8 @@ class ChatFormat final : public OpenAiFormat {
     Json json = envelope("chat.completion", generation);
     for (size_t c = 0; c < choices.size(); ++c)
       json["choices"].push_back(choice_json(c, choices[c], generation.choice(c).end()));
+    if (request_.generation.sampling.prompt_logprobs >= 0)
+      json["prompt_logprobs"] = prompt_logprobs_json(tokenizer_, choices.front().prompt_logprobs);
     if (request_.generation.choice.token_ids)
       json["prompt_token_ids"] = request_.generation.prompts.front();
     return dump(json);

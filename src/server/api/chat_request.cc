@@ -199,6 +199,7 @@ ChatRequest prepare_chat(Service& service, const HttpRequest& http) {
   if (top > 0 && !out.generation.choice.logprobs)
     bad_field("top_logprobs", "it needs logprobs: true");
   if (out.generation.choice.logprobs) out.generation.sampling.logprobs = static_cast<int>(top);
+  out.generation.sampling.prompt_logprobs = read_prompt_logprobs(body, service, out.stream.stream);
   out.echo = body.boolean("echo", false);
   std::optional<int> asked;
   for (const char* field : {"max_tokens", "max_completion_tokens"}) {

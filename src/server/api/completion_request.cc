@@ -57,10 +57,15 @@ CompletionRequest prepare_completion(Service& service, const HttpRequest& http) 
   read_tenant(http, body, service, out.generation);
   out.echo = body.boolean("echo", false);
   const auto logprobs = body.integer("logprobs", -1, 0, service.options().max_logprobs);
+  SamplingParams& sampling = out.generation.sampling;
+  sampling.prompt_logprobs = read_prompt_logprobs(body, service, out.stream.stream);
+  out.prompt_logprobs = sampling.prompt_logprobs >= 0;
   if (logprobs >= 0) {
-    if (out.echo) bad_field("logprobs", "those of an echoed prompt are not supported yet");
-    out.generation.sampling.logprobs = static_cast<int>(logprobs);
+    sampling.logprobs = static_cast<int>(logprobs);
     out.generation.choice.logprobs = true;
+    if (out.echo && out.stream.stream)
+      bad_field("logprobs", "those of an echoed prompt only without stream: true");
+    if (out.echo) sampling.prompt_logprobs = std::max(sampling.prompt_logprobs, sampling.logprobs);
   }
   const auto best_of = body.integer("best_of", out.generation.n, 1, kMaxInt);
   if (best_of != out.generation.n) bad_field("best_of", "only the value of n is supported");

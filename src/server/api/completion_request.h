@@ -14,6 +14,7 @@ struct CompletionRequest {
   GenerationRequest generation;
   StreamOptions stream;
   bool echo = false;
+  bool prompt_logprobs = false;           // asked for by that name, not by echo
   std::vector<std::string> prompt_texts;  // where prompts came as text, or echo asks for it
 
   const std::string& echo_text(size_t choice) const {

@@ -10,6 +10,51 @@ namespace {
 
 namespace asio = boost::asio;
 
+// "logprobs" as OpenAI's completions had it: four lists with an entry for each token.
+class LogprobLists {
+ public:
+  // `end`: bytes of the tokens before these; grows by theirs.
+  LogprobLists(const Tokenizer& tokenizer, size_t& end) : tokenizer_(tokenizer), end_(end) {}
+
+  void add(const std::vector<TokenLogprob>& tokens) {
+    for (const TokenLogprob& token : tokens) {
+      Json top = Json::object();
+      top[text(token.token)] = token.logprob;
+      for (const auto& [id, value] : token.top) top[text(id)] = value;
+      add(token.token, token.logprob, std::move(top));
+    }
+  }
+  // Nothing says how likely a prompt's first token was.
+  void add_prompt(TokenId first, const std::vector<TokenLogprob>& others) {
+    add(first, nullptr, nullptr);
+    add(others);
+  }
+
+  Json json() {
+    return {{"text_offset", std::move(offsets_)},
+            {"token_logprobs", std::move(values_)},
+            {"tokens", std::move(texts_)},
+            {"top_logprobs", std::move(tops_)}};
+  }
+
+ private:
+  std::string text(TokenId token) const { return tokenizer_.decode({&token, 1}, false); }
+
+  void add(TokenId token, Json logprob, Json top) {
+    const std::string written = text(token);
+    offsets_.push_back(end_);
+    end_ += written.size();
+    texts_.push_back(written);
+    values_.push_back(std::move(logprob));
+    tops_.push_back(std::move(top));
+  }
+
+  const Tokenizer& tokenizer_;
+  size_t& end_;
+  Json texts_ = Json::array(), values_ = Json::array(), offsets_ = Json::array(),
+       tops_ = Json::array();
+};
+
 class CompletionFormat final : public OpenAiFormat {
  public:
   CompletionFormat(const CompletionRequest& request, const Service& service, std::string id,
@@ -37,6 +82,9 @@ class CompletionFormat final : public OpenAiFormat {
                     const Generation& generation) override {
     Json json = envelope(kObject, generation);
     for (size_t c = 0; c < choices.size(); ++c) {
+      const size_t prompt = c / static_cast<size_t>(request_.generation.n);
+      const auto& scores =
+          choices[c - c % static_cast<size_t>(request_.generation.n)].prompt_logprobs;
       const ChoiceEnd& end = generation.choice(c).end();
       Json choice = {
           {"index", c},
@@ -44,12 +92,17 @@ class CompletionFormat final : public OpenAiFormat {
           {"logprobs", nullptr},
           {"finish_reason", end.reason},
           {"stop_reason", stop_reason_json(end)}};
-      if (request_.generation.choice.logprobs)
-        choice["logprobs"] = logprobs(c, choices[c].logprobs);
+      if (request_.generation.choice.logprobs) {
+        LogprobLists lists(tokenizer_, text_ends_[c]);
+        if (request_.echo) lists.add_prompt(request_.generation.prompts[prompt].front(), scores);
+        lists.add(choices[c].logprobs);
+        choice["logprobs"] = lists.json();
+      }
+      if (request_.prompt_logprobs)
+        choice["prompt_logprobs"] = prompt_logprobs_json(tokenizer_, scores);
       if (request_.generation.choice.token_ids) {
         choice["token_ids"] = choices[c].token_ids;
-        choice["prompt_token_ids"] =
-            request_.generation.prompts[c / static_cast<size_t>(request_.generation.n)];
+        choice["prompt_token_ids"] = request_.generation.prompts[prompt];
       }
       json["choices"].push_back(std::move(choice));
     }
@@ -65,7 +118,13 @@ class CompletionFormat final : public OpenAiFormat {
     out += R"(,"text":")";
     append_escaped(delta.message.content, out);
     out += R"(","logprobs":)";
-    out += delta.logprobs.empty() ? "null" : dump(logprobs(choice, delta.logprobs));
+    if (delta.logprobs.empty()) {
+      out += "null";
+    } else {
+      LogprobLists lists(tokenizer_, text_ends_[choice]);
+      lists.add(delta.logprobs);
+      out += dump(lists.json());
+    }
     if (delta.finished) {
       const ChoiceEnd& end = generation.choice(choice).end();
       append_finish(end.reason, end, out);
@@ -73,26 +132,6 @@ class CompletionFormat final : public OpenAiFormat {
       out += R"(,"finish_reason":null,"stop_reason":null)";
     }
     close_chunk(delta, generation, out);
-  }
-
-  Json logprobs(size_t choice, const std::vector<TokenLogprob>& tokens) {
-    Json texts = Json::array(), values = Json::array(), offsets = Json::array(),
-         tops = Json::array();
-    for (const TokenLogprob& token : tokens) {
-      const std::string text = tokenizer_.decode({&token.token, 1}, false);
-      texts.push_back(text);
-      values.push_back(token.logprob);
-      offsets.push_back(text_ends_[choice]);
-      text_ends_[choice] += text.size();
-      Json top = Json::object();
-      top[text] = token.logprob;
-      for (const auto& [id, value] : token.top) top[tokenizer_.decode({&id, 1}, false)] = value;
-      tops.push_back(std::move(top));
-    }
-    return {{"text_offset", offsets},
-            {"token_logprobs", values},
-            {"tokens", texts},
-            {"top_logprobs", tops}};
   }
 
   const CompletionRequest& request_;

@@ -102,6 +102,23 @@ Json stop_reason_json(const ChoiceEnd& end) {
   return nullptr;
 }
 
+Json prompt_logprobs_json(const Tokenizer& tokenizer, const std::vector<TokenLogprob>& tokens) {
+  Json list = Json::array({nullptr});
+  for (const TokenLogprob& token : tokens) {
+    Json by_id = Json::object();
+    const auto add = [&](TokenId id, float logprob, Json rank) {
+      by_id[std::to_string(id)] = {{"logprob", logprob},
+                                   {"rank", std::move(rank)},
+                                   {"decoded_token", tokenizer.decode({&id, 1}, false)}};
+    };
+    add(token.token, token.logprob, nullptr);
+    for (size_t i = 0; i < token.top.size(); ++i)
+      add(token.top[i].first, token.top[i].second, i + 1);
+    list.push_back(std::move(by_id));
+  }
+  return list;
+}
+
 Json token_json(const Tokenizer& tokenizer, TokenId token, float logprob) {
   const std::string& bytes = tokenizer.bytes(token);
   Json list = Json::array();

@@ -46,6 +46,10 @@ void append_finish(const std::string& reason, const ChoiceEnd& end, std::string&
 // "stop_reason":... as vLLM has it.
 Json stop_reason_json(const ChoiceEnd& end);
 
+// As vLLM has it: null for the first token of the prompt, for each other what it and its best
+// alternatives had, by id. Ranks are known among those alone.
+Json prompt_logprobs_json(const Tokenizer& tokenizer, const std::vector<TokenLogprob>& tokens);
+
 // The token as a client sees it: its text and bytes.
 Json token_json(const Tokenizer& tokenizer, TokenId token, float logprob);
 

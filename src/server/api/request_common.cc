@@ -81,8 +81,8 @@ void check_model(const Fields& body, const Service& service) {
 }
 
 void refuse_unsupported(const Fields& body) {
-  for (const char* field : {"prompt_logprobs", "bad_words", "allowed_token_ids", "prompt_embeds",
-                            "truncate_prompt_tokens"}) {
+  for (const char* field :
+       {"bad_words", "allowed_token_ids", "prompt_embeds", "truncate_prompt_tokens"}) {
     if (body.find(field)) bad_field(field, "not supported yet");
   }
   if (body.boolean("use_beam_search", false)) bad_field("use_beam_search", "not supported");
@@ -116,6 +116,12 @@ void read_sampling(const Fields& body, const Service& service, GenerationRequest
     RAND_bytes(reinterpret_cast<unsigned char*>(&sampling.seed), sizeof sampling.seed);
   }
   out.choice.token_ids = body.boolean("return_token_ids", false);
+}
+
+int read_prompt_logprobs(const Fields& body, const Service& service, bool stream) {
+  if (!body.find("prompt_logprobs")) return -1;
+  if (stream) bad_field("prompt_logprobs", "only without stream: true");
+  return static_cast<int>(body.integer("prompt_logprobs", 0, 0, service.options().max_logprobs));
 }
 
 void read_tenant(const HttpRequest& http, const Fields& body, const Service& service,

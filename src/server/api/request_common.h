@@ -20,6 +20,9 @@ void refuse_unsupported(const Fields& body);
 // defaults.
 void read_sampling(const Fields& body, const Service& service, GenerationRequest& out);
 
+// prompt_logprobs, for answers that are not streamed; -1 where it is not asked for.
+int read_prompt_logprobs(const Fields& body, const Service& service, bool stream);
+
 // X-Session-ID, prompt_cache_key, agent_hint, cache_salt, priority: session and tenant.
 void read_tenant(const HttpRequest& http, const Fields& body, const Service& service,
                  GenerationRequest& out);

@@ -8,6 +8,11 @@ namespace asio = boost::asio;
 constexpr const char* kEventStream = "text/event-stream; charset=utf-8";
 constexpr std::string_view kKeepAlive = ": keep-alive\n\n";
 
+template <typename T>
+void append(const std::vector<T>& more, std::vector<T>& list) {
+  list.insert(list.end(), more.begin(), more.end());
+}
+
 asio::awaitable<void> stream(Generation& generation, OutputFormat& format, HttpExchange& exchange) {
   std::string out;
   std::optional<ApiError> fault;
@@ -52,9 +57,9 @@ asio::awaitable<void> collect(Generation& generation, OutputFormat& format,
     for (const auto& [index, delta] : deltas) {
       ChoiceResult& choice = choices[index];
       append_message(delta.message, choice.message);
-      choice.logprobs.insert(choice.logprobs.end(), delta.logprobs.begin(), delta.logprobs.end());
-      choice.token_ids.insert(choice.token_ids.end(), delta.token_ids.begin(),
-                              delta.token_ids.end());
+      append(delta.logprobs, choice.logprobs);
+      append(delta.prompt_logprobs, choice.prompt_logprobs);
+      append(delta.token_ids, choice.token_ids);
     }
   }
   HttpResponse response;

@@ -14,6 +14,7 @@ namespace vamp {
 struct ChoiceResult {
   MessageDelta message;  // tool calls put together
   std::vector<TokenLogprob> logprobs;
+  std::vector<TokenLogprob> prompt_logprobs;  // of the first choice of each prompt
   std::vector<TokenId> token_ids;
 };
 
