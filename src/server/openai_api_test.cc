@@ -211,7 +211,7 @@ TEST_F(OpenAiApi, PromptsAreScored) {
       EXPECT_EQ(lists["text_offset"][i], joined.size());
       joined += lists["tokens"][i].get<std::string>();
     }
-    EXPECT_EQ(joined, choice["text"]);
+    EXPECT_EQ(choice["text"], joined);
   }
   body["stream"] = true;
   EXPECT_THAT(post(port_, "/v1/completions", body).body,
