@@ -45,6 +45,9 @@ void check_executor(const EngineFlags& flags) {
   const bool sim = flags.machine.executor == "sim";
   for (const CLI::Option* option : sim ? flags.cpu_only : flags.sim_only) {
     if (option->count() == 0) continue;
+    // Scripts for vllm serve say so of one GPU, which is true of one CPU.
+    if (option->get_name() == "--tensor-parallel-size" && flags.machine.tensor_parallel == 1)
+      continue;
     throw Error("{} says nothing to --executor {}: leave it out, or use --executor {}",
                 option->get_name(), flags.machine.executor, sim ? "cpu" : "sim");
   }

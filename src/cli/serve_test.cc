@@ -150,6 +150,8 @@ TEST_F(ServeTest, FaultsAreOneLineAndCodeTwo) {
       {{"serve", "x", "--api-key", "--port", "1"}, "--api-key: '--port' is a flag"},
       {{"serve", "x", "--dtype", "int8"}, "--dtype int8: use one of"},
       {{"serve", "x", "--gpu-memory-utilization", "0.9"}, "--gpu-memory-utilization says nothing"},
+      {{"serve", "x", "-tp", "2"}, "--tensor-parallel-size says nothing to --executor cpu"},
+      {{"serve", "x", "-tp", "1", "--policy", "nope"}, "unknown policy"},  // one is what there is
       {{"serve", "x", "--sim-step-ms", "1"}, "--sim-step-ms says nothing to --executor cpu"},
       {{"serve", "x", "--executor", "sim", "--load-format", "dummy"}, "--load-format says nothing"},
       {{"serve", "x", "--generation-config", "/no/folder"}, "--generation-config /no/folder"},
