@@ -1,5 +1,7 @@
 // `vamp replay MODEL --trace FILE --policy static,paper,priced`: a recorded workload, once under
-// each policy.
+// each policy; with --url once against each server.
+#include <algorithm>
+#include <cstdlib>
 #include <memory>
 #include <ostream>
 
@@ -16,11 +18,37 @@ struct ReplayFlags {
   ReplaySetup setup;
   EngineFlags engine;
   std::string trace_format, max_trace, window = "all";
-  double think_cap = 60, think_time = -1, stagger = 0, max_seconds = 0;
+  double think_cap = 60, think_time = -1, stagger = 0, max_seconds = 0, request_timeout = 600;
+  std::vector<std::string> urls;
+  // Flags that say nothing with --url, or without it.
+  std::vector<const CLI::Option*> in_process_only, url_only;
 };
 
+void check_target(const ReplayFlags& flags) {
+  const bool url = !flags.urls.empty();
+  for (const CLI::Option* option : url ? flags.in_process_only : flags.url_only) {
+    if (option->count() == 0) continue;
+    throw url ? Error("{} says nothing with --url: leave it out; the server has its own",
+                      option->get_name())
+              : Error("{} says nothing without --url: leave it out, or name a server",
+                      option->get_name());
+  }
+}
+
+void finish_url_flags(const ReplayFlags& flags, ReplaySetup& setup) {
+  for (const std::string& url : flags.urls) setup.urls.push_back(parse_server_url(url));
+  setup.silence = flags.request_timeout * kSecond;
+  const char* key = std::getenv("VAMP_API_KEY");
+  if (setup.urls.empty() || !key) return;
+  setup.api_key = key;
+  if (std::any_of(setup.api_key.begin(), setup.api_key.end(), [](char c) { return c < ' '; }))
+    throw Error("VAMP_API_KEY: the key holds a character that no header can bring");
+}
+
 ReplaySetup finish(ReplayFlags flags) {
+  check_target(flags);
   ReplaySetup& setup = flags.setup;
+  finish_url_flags(flags, setup);
   if (!flags.trace_format.empty()) setup.trace_read.format = parse_trace_format(flags.trace_format);
   if (!flags.max_trace.empty())
     setup.trace_read.max_bytes = memory_flag("--max-trace-bytes", flags.max_trace);
@@ -109,19 +137,46 @@ void add_workload_options(CLI::App& command, ReplayFlags& flags) {
       ->check(number_from(0, kMostSeed));
 }
 
+void add_url_options(CLI::App& command, ReplayFlags& flags) {
+  command
+      .add_option(
+          "--url", flags.urls,
+          "[NAME=]http://HOST:PORT of an OpenAI-compatible server: one run each, instead of "
+          "policies; the environment's VAMP_API_KEY is its key")
+      ->delimiter(',');
+  flags.url_only = {
+      command.add_option("--served-model-name", flags.setup.served_model_name,
+                         "url: the model that requests name (default: the server's first)"),
+      command
+          .add_option("--request-timeout", flags.request_timeout,
+                      "url: a turn fails when the server has said nothing for so many seconds "
+                      "(default 600)")
+          ->check(number_from(1e-3, 1e6))};
+}
+
+// The engine's flags and --policy.
+void add_in_process_options(CLI::App& command, ReplayFlags& flags) {
+  const size_t before = command.get_options().size();
+  command.add_option("--policy", flags.setup.policies, "static, paper, priced, ...: one run each")
+      ->delimiter(',');
+  add_engine_flags(command, flags.engine);
+  const std::vector<CLI::Option*> all = command.get_options();
+  flags.in_process_only.assign(all.begin() + static_cast<std::ptrdiff_t>(before), all.end());
+}
+
 }  // namespace
 
 void add_replay_command(CLI::App& app, CommandContext& context) {
   auto flags = std::make_shared<ReplayFlags>();
   ReplaySetup& setup = flags->setup;
   setup.policies = {"static", "paper", "priced"};
-  CLI::App* command = app.add_subcommand(
-      "replay", "Replay a recorded workload under one policy after the other, and report");
+  CLI::App* command = app.add_subcommand("replay",
+                                         "Replay a recorded workload under one policy after the "
+                                         "other, or against servers, and report");
   command->add_option("model", flags->engine.machine.model, "Hugging Face folder")->required();
-  command->add_option("--policy", setup.policies, "static, paper, priced, ...: one run each")
-      ->delimiter(',');
   add_workload_options(*command, *flags);
-  add_engine_flags(*command, flags->engine);
+  add_url_options(*command, *flags);
+  add_in_process_options(*command, *flags);
   command->add_option(
       "--output", setup.output,
       "folder for results.json, results.sqlite and report.html (default results/replay)");

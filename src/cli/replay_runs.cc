@@ -1,10 +1,9 @@
 #include "cli/replay_runs.h"
 
 #include <fmt/format.h>
-#include <unistd.h>
 
+#include <algorithm>
 #include <charconv>
-#include <chrono>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -14,6 +13,8 @@
 #include "base/error.h"
 #include "cli/commands.h"
 #include "cli/interrupt.h"
+#include "cli/progress_line.h"
+#include "replay/http_target.h"
 #include "report/atomic_files.h"
 #include "report/page.h"
 #include "report/table.h"
@@ -98,44 +99,6 @@ Trace load_trace(const ReplaySetup& setup, size_t kv_bytes_per_token,
   return trace;
 }
 
-// "priced  412 of 2,059 turns, 83% cached, 12 groups out, at 123 s, 0:42 left": on a terminal one
-// line once a second, in a log a line every ten.
-class ProgressLine {
- public:
-  ProgressLine(std::ostream& err, std::string policy) : err_(err), policy_(std::move(policy)) {}
-  ~ProgressLine() {
-    if (shown_ && terminal_) err_ << "\r\x1b[K" << std::flush;
-  }
-  void update(const ReplayProgress& progress) {
-    const auto now = std::chrono::steady_clock::now();
-    if (now - last_ < std::chrono::seconds(terminal_ ? 1 : 10)) return;
-    last_ = now;
-    shown_ = true;
-    const double spent = std::chrono::duration<double>(now - start_).count();
-    std::string left = "?";
-    if (progress.turns_ended > 0) {
-      const int seconds = static_cast<int>(spent / progress.turns_ended *
-                                           (progress.planned_turns - progress.turns_ended));
-      left = fmt::format("{}:{:02}", seconds / 60, seconds % 60);
-    }
-    const SchedulerStats& stats = progress.scheduler;
-    err_ << fmt::format(
-                "{}{}: {} of {} turns, {:.0f}% cached, {} waiting, {} groups given up, at "
-                "{:.0f} s; about {} left{}",
-                terminal_ ? "\r\x1b[K" : "", policy_, progress.turns_ended, progress.planned_turns,
-                100 * stats.hit_rate, stats.waiting, stats.groups_out, progress.now / kSecond, left,
-                terminal_ ? "" : "\n")
-         << std::flush;
-  }
-
- private:
-  std::ostream& err_;
-  std::string policy_;
-  const bool terminal_ = isatty(STDERR_FILENO) != 0;
-  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now(), last_ = start_;
-  bool shown_ = false;
-};
-
 std::vector<std::pair<std::string, std::string>> run_settings(const std::string& policy,
                                                               const Machine& machine) {
   const PolicyTraits traits = policy_traits(policy);
@@ -160,26 +123,63 @@ std::vector<std::pair<std::string, std::string>> run_settings(const std::string&
 // Ctrl-C before a run has begun.
 struct LoadingInterrupted {};
 
-ReplayResult run_policy(const ReplaySetup& setup, const std::string& policy,
-                        const ModelConfig& model, const Trace& trace, const PromptBuilder& prompts,
-                        InterruptWatch& interrupt, std::ostream& err) {
-  Machine machine = make_machine(setup.machine, model, policy_traits(policy),
-                                 [&interrupt](const std::string&, size_t, size_t) {
-                                   if (interrupt.requested()) throw LoadingInterrupted();
+// What every run of a report shares.
+struct Workload {
+  const ReplaySetup& setup;
+  const ModelConfig& model;
+  const Trace& trace;
+  const PromptBuilder& prompts;
+  const PromptBuilder::Encode& encode;  // may be null
+  InterruptWatch& interrupt;
+  std::ostream& err;
+};
+
+void watch(ReplayDriver& driver, ProgressLine& line, InterruptWatch& interrupt) {
+  driver.on_progress = [&line](const ReplayProgress& progress) { line.update(progress); };
+  driver.stop_requested = [&interrupt] { return interrupt.requested(); };
+}
+
+ReplayResult run_policy(const Workload& work, const std::string& policy) {
+  Machine machine = make_machine(work.setup.machine, work.model, policy_traits(policy),
+                                 [&work](const std::string&, size_t, size_t) {
+                                   if (work.interrupt.requested()) throw LoadingInterrupted();
                                  });
   EngineConfig config;
   config.scheduler = machine.scheduler;
   config.staging = machine.staging;
-  config.inbox_capacity = trace.sessions.size() + 16;
-  ReplayDriver driver(trace, prompts, setup.replay);
-  ProgressLine line(err, policy);
-  driver.on_progress = [&line](const ReplayProgress& progress) { line.update(progress); };
-  driver.stop_requested = [&interrupt] { return interrupt.requested(); };
+  config.inbox_capacity = work.trace.sessions.size() + 16;
+  ReplayDriver driver(work.trace, work.prompts, work.setup.replay);
+  ProgressLine line(work.err, policy, true);
+  watch(driver, line, work.interrupt);
   Engine engine(config, *machine.layout, make_policy(policy, machine.policies, *machine.layout),
                 *machine.executor, *machine.clock, driver);
-  ReplayResult result = driver.run(engine, *machine.clock, *machine.layout);
+  EngineTarget target(engine, *machine.clock);
+  ReplayResult result = driver.run(target, *machine.clock);
   result.record.policy = policy;
   result.record.settings = run_settings(policy, machine);
+  result.record.memory = memory_facts(*machine.layout);
+  return result;
+}
+
+ReplayResult run_server(const Workload& work, const RemoteServer& server, ReportRecord& report) {
+  RealClock clock;
+  ReplayDriver driver(work.trace, work.prompts, work.setup.replay);
+  ProgressLine line(work.err, server.url.name, false);
+  watch(driver, line, work.interrupt);
+  HttpTarget target(server, work.encode, clock, driver);
+  ReplayResult result = driver.run(target, clock);
+  result.record.policy = server.url.name;
+  result.record.settings = {{"server", server.url.text}, {"model", server.model}};
+  result.record.from_client = true;
+  result.record.cached_known = target.cached_tokens_told();
+  const auto& turns = result.record.turns;
+  const bool answered = std::any_of(turns.begin(), turns.end(),
+                                    [](const TurnRecord& turn) { return turn.answered(); });
+  if (answered && !result.record.cached_known)
+    report.notes.push_back(
+        fmt::format("{}: no answer says how much of its prompt was cached (vLLM does with "
+                    "--enable-prompt-tokens-details)",
+                    server.url.name));
   return result;
 }
 
@@ -195,6 +195,17 @@ double mean_think_s(const Trace& trace, const ReplayOptions& options) {
   return gaps > 0 ? sum / static_cast<double>(gaps) / kSecond : 0;
 }
 
+void add_engine_settings(const MachineSetup& machine, ReportRecord& report) {
+  const SchedulerConfig& scheduler = machine.scheduler;
+  report.settings.emplace_back("VAMP-r", fmt::format("{:g}%", machine.max_offload_percent));
+  report.settings.emplace_back("running at most", fmt::format("{}", scheduler.max_num_seqs));
+  report.settings.emplace_back("tokens a step",
+                               fmt::format("{}", scheduler.max_num_batched_tokens));
+  report.settings.emplace_back("admission", scheduler.admission == AdmissionRule::kWholePrompt
+                                                ? "whole prompt"
+                                                : "first chunk");
+}
+
 ReportRecord make_report(const ReplaySetup& setup, const Trace& trace) {
   ReportRecord report;
   const auto base = [](const std::string& path) {
@@ -204,19 +215,14 @@ ReportRecord make_report(const ReplaySetup& setup, const Trace& trace) {
                              is_sweep(setup.trace) ? setup.trace : base(setup.trace));
   const ReplayOptions& replay = setup.replay;
   report.settings = {
-      {"on", describe_machine(setup.machine)},
+      {"on", setup.urls.empty() ? describe_machine(setup.machine) : "servers, over HTTP"},
       {"sessions",
        fmt::format("{}{}", trace.sessions.size(),
                    replay.sessions > 0 ? fmt::format(", {} at once", replay.sessions) : "")},
       {"turns", fmt::format("{}", trace.num_turns())},
       {"think time", fmt::format("mean {:.2f} s", mean_think_s(trace, replay))},
-      {"VAMP-r", fmt::format("{:g}%", setup.machine.max_offload_percent)},
-      {"running at most", fmt::format("{}", setup.machine.scheduler.max_num_seqs)},
-      {"tokens a step", fmt::format("{}", setup.machine.scheduler.max_num_batched_tokens)},
-      {"admission", setup.machine.scheduler.admission == AdmissionRule::kWholePrompt
-                        ? "whole prompt"
-                        : "first chunk"},
       {"seed", fmt::format("{}", replay.seed)}};
+  if (setup.urls.empty()) add_engine_settings(setup.machine, report);
   if (setup.token_scale != 1)
     report.settings.emplace_back("token scale", fmt::format("{:g}", setup.token_scale));
   return report;
@@ -231,6 +237,20 @@ void compare_runs(const std::vector<ReplayResult>& results, ReportRecord& report
       answers.compared, answers.first_difference.empty() ? "" : "; ", answers.first_difference));
 }
 
+void note_failures(const RunRecord& run, ReportRecord& report) {
+  const TurnRecord* first = nullptr;
+  int failed = 0;
+  for (const TurnRecord& turn : run.turns) {
+    if (turn.answered()) continue;
+    ++failed;
+    if (!first) first = &turn;
+  }
+  if (failed == 0) return;
+  report.notes.push_back(
+      fmt::format("{}: {} of {} turns failed, the first in session {}, turn {}: {}", run.policy,
+                  failed, run.turns.size(), first->session + 1, first->turn + 1, first->error));
+}
+
 // The first sessions' first answers.
 void add_samples(const ReplayResult& result, const Tokenizer& tokenizer, ReportRecord& report) {
   constexpr size_t kSamples = 3;
@@ -243,44 +263,69 @@ void add_samples(const ReplayResult& result, const Tokenizer& tokenizer, ReportR
 }
 
 // Before the first run, not after it.
-void check_policies(const std::vector<std::string>& policies) {
+void check_names(const char* flag, const std::vector<std::string>& names) {
   std::set<std::string> seen;
-  for (const std::string& policy : policies) {
-    policy_traits(policy);
-    if (!seen.insert(policy).second)
-      throw Error("--policy: {} is named twice; name each policy once", policy);
+  for (const std::string& name : names) {
+    if (!seen.insert(name).second)
+      throw Error("{}: {} is named twice; name each {} once", flag, name, flag + 2);
   }
+}
+
+std::vector<RemoteServer> find_servers(const ReplaySetup& setup) {
+  std::vector<RemoteServer> servers;
+  for (const ServerUrl& url : setup.urls)
+    servers.push_back(find_server(url, setup.served_model_name, setup.api_key, setup.silence));
+  return servers;
+}
+
+// Text must be encoded; so are answers of servers that tell no ids.
+std::optional<Tokenizer> load_tokenizer(const ReplaySetup& setup, const Trace& trace) {
+  const std::string& folder = setup.machine.model;
+  const bool may_serve = !setup.urls.empty() &&
+                         std::filesystem::exists(std::filesystem::path(folder) / "tokenizer.json");
+  if (trace.block_tokens > 0 && !may_serve) return std::nullopt;
+  return Tokenizer::load(folder);
 }
 
 }  // namespace
 
 bool run_replay(const ReplaySetup& setup, std::ostream& out, std::ostream& err) {
-  check_policies(setup.policies);
+  std::vector<std::string> names = setup.policies;
+  if (setup.urls.empty()) {
+    for (const std::string& policy : setup.policies) policy_traits(policy);
+    check_names("--policy", names);
+  } else {
+    names.clear();
+    for (const ServerUrl& url : setup.urls) names.push_back(url.name);
+    check_names("--url", names);
+  }
   AtomicFiles::check_folder(setup.output);
   const ModelConfig model = load_model_config(setup.machine.model);
   const auto markup = model_markup(setup.machine.model);
   const Trace trace = load_trace(
       setup, kv_bytes_per_token(model, setup.machine.tensor_parallel, model.dtype), markup);
-  std::optional<Tokenizer> tokenizer;
+  const std::optional<Tokenizer> tokenizer = load_tokenizer(setup, trace);
   PromptBuilder::Encode encode;
-  if (trace.block_tokens == 0) {
-    tokenizer.emplace(Tokenizer::load(setup.machine.model));
+  if (tokenizer)
     encode = [&tokenizer](std::string_view text) { return tokenizer->encode(text, false); };
-  }
   PromptOptions prompt_options = setup.prompts;
   prompt_options.vocab_size = model.vocab_size;
   const PromptBuilder prompts(trace, prompt_options, encode);
+  const std::vector<RemoteServer> servers = find_servers(setup);
 
   InterruptWatch interrupt;
   ReportRecord report = make_report(setup, trace);
   if (!markup->fallback().empty())
     report.notes.push_back("messages are marked up in ChatML: " + markup->fallback());
+  const Workload work{setup, model, trace, prompts, encode, interrupt, err};
   std::vector<ReplayResult> results;
   try {
-    for (const std::string& policy : setup.policies) {
-      results.push_back(run_policy(setup, policy, model, trace, prompts, interrupt, err));
+    for (size_t r = 0; r < names.size(); ++r) {
+      results.push_back(servers.empty() ? run_policy(work, names[r])
+                                        : run_server(work, servers[r], report));
+      note_failures(results.back().record, report);
       report.runs.push_back(std::move(results.back().record));
-      results.back().record.policy = policy;
+      results.back().record.policy = names[r];
       if (results.back().interrupted) break;
     }
   } catch (const LoadingInterrupted&) {
@@ -290,7 +335,7 @@ bool run_replay(const ReplaySetup& setup, std::ostream& out, std::ostream& err) 
   if (setup.show_answer && tokenizer) add_samples(results.back(), *tokenizer, report);
   const std::string page = write_report(setup.output, report);
   out << results_table(report) << "page: " << page << "\n";
-  return results.size() == setup.policies.size() && !results.back().interrupted;
+  return results.size() == names.size() && !results.back().interrupted;
 }
 
 }  // namespace vamp

@@ -1,4 +1,5 @@
-// `vamp replay` once its flags are read: a model, a trace and policies; one run after the other.
+// `vamp replay` once its flags are read: a model, a trace, and policies or servers; one run after
+// the other.
 #pragma once
 
 #include <iosfwd>
@@ -8,6 +9,7 @@
 #include "cli/machine.h"
 #include "replay/prompt_builder.h"
 #include "replay/replay_driver.h"
+#include "replay/server_url.h"
 #include "replay/trace.h"
 
 namespace vamp {
@@ -21,13 +23,17 @@ struct ReplaySetup {
   PromptOptions prompts;
   ReplayOptions replay;
   std::vector<std::string> policies;
+  std::vector<ServerUrl> urls;     // instead of policies
+  std::string served_model_name;   // empty: what the server names first
+  std::string api_key;             // empty: none
+  Micros silence = 600 * kSecond;  // of a server, within a turn
   std::string output = "results/replay";
   bool show_answer = false;
 };
 
-// Runs every policy, prints one table to `out` and progress to `err`, writes the report's files.
-// True when every planned turn of every run was answered or refused (nothing was interrupted). A
-// Ctrl-C before the first run has begun ends it with nothing written.
+// Runs every policy, or against every server; prints one table to `out` and progress to `err`,
+// writes the report's files. True when every planned turn of every run was answered or refused
+// (nothing was interrupted). A Ctrl-C before the first run has begun ends it with nothing written.
 // Throws Error.
 bool run_replay(const ReplaySetup& setup, std::ostream& out, std::ostream& err);
 

@@ -28,11 +28,10 @@ ReplayDriver::ReplayDriver(const Trace& trace, const PromptBuilder& prompts,
   }
 }
 
-ReplayResult ReplayDriver::run(Engine& engine, Clock& clock, const MemoryLayout& layout) {
+ReplayResult ReplayDriver::run(ReplayTarget& target, Clock& clock) {
   clock_ = &clock;
   start_ = clock.now();
   RunRecord& record = result_.record;
-  record.memory = memory_facts(layout);
   start_sessions();
   while (!due_.empty() || !running_.empty()) {
     const Micros now = clock.now() - start_;
@@ -41,18 +40,16 @@ ReplayResult ReplayDriver::run(Engine& engine, Clock& clock, const MemoryLayout&
       record.cut = fmt::format("{} after {:.0f} s: {} of {} turns had ended",
                                result_.interrupted ? "interrupted" : "cut", now / kSecond,
                                record.turns.size(), record.planned_turns);
-      cancel_all(engine);
+      cancel_all(target);
       break;
     }
-    send_due_turns(engine);
-    if (!engine.step()) {
+    send_due_turns(target);
+    if (!target.step()) {
       if (due_.empty() && running_.empty()) break;  // the last turns were refused at the door
-      Micros next = engine.next_wakeup();
-      if (!due_.empty()) next = std::min(next, start_ + due_.top().time);
-      VAMP_CHECK(next < std::numeric_limits<Micros>::infinity(),
-                 "{} turns wait and nothing will wake the engine", running_.size());
-      if (!clock.jumps()) next = std::min(next, clock.now() + kLongestNap);
-      clock.sleep_until(std::min(next, start_ + options_.max_duration));
+      Micros until = start_ + options_.max_duration;
+      if (!due_.empty()) until = std::min(until, start_ + due_.top().time);
+      if (!clock.jumps()) until = std::min(until, clock.now() + kLongestNap);
+      target.wait(until);
     }
     report_progress();
   }
@@ -81,15 +78,15 @@ void ReplayDriver::start_next_session(Micros time) {
   if (next_session_ < sessions_.size()) due_.push({time, next_session_++});
 }
 
-void ReplayDriver::send_due_turns(Engine& engine) {
+void ReplayDriver::send_due_turns(ReplayTarget& target) {
   while (!due_.empty() && start_ + due_.top().time <= clock_->now()) {
     const Due due = due_.top();
     due_.pop();
-    send_turn(engine, due);
+    send_turn(target, due);
   }
 }
 
-void ReplayDriver::send_turn(Engine& engine, const Due& due) {
+void ReplayDriver::send_turn(ReplayTarget& target, const Due& due) {
   Session& session = sessions_[due.session];
   if (session.started < 0) session.started = due.time;
   session.prompt = prompts_.build(due.session, session.next_turn, session.prompt, session.answer);
@@ -103,7 +100,7 @@ void ReplayDriver::send_turn(Engine& engine, const Due& due) {
   request.reuse.session = due.session + 1;
   request.arrival = start_ + due.time;  // when it was due, not when the loop got round to it
   running_[request.id] = due.session;
-  VAMP_CHECK(engine.submit(std::move(request)), "the inbox is smaller than the number of sessions");
+  target.submit(std::move(request));
 }
 
 void ReplayDriver::on_token(const RequestEvent& event) {
@@ -183,18 +180,18 @@ void ReplayDriver::on_decision_result(const DecisionRecord& record) {
   if (record.first_reuse >= 0) row.first_reuse = record.first_reuse - start_;
 }
 
-// Leaves the engine with nothing in flight, so that its executor may go.
-void ReplayDriver::cancel_all(Engine& engine) {
+// Leaves an engine with nothing in flight, so that its executor may go.
+void ReplayDriver::cancel_all(ReplayTarget& target) {
   ending_ = true;
-  for (const auto& [id, session] : running_) VAMP_CHECK(engine.cancel(id));
-  while (engine.step()) {
+  for (const auto& [id, session] : running_) target.cancel(id);
+  while (target.step()) {
   }
 }
 
 void ReplayDriver::report_progress() {
   if (!on_progress) return;
   on_progress({static_cast<int>(result_.record.turns.size()), result_.record.planned_turns,
-               clock_->now() - start_, last_step_.scheduler});
+               static_cast<int>(running_.size()), clock_->now() - start_, last_step_.scheduler});
 }
 
 AnswerComparison compare_answers(const std::vector<ReplayResult>& runs) {

@@ -1,5 +1,5 @@
-// Drives an engine with a trace, in process: closed loop, the next turn of a session is sent when
-// the last one has been answered and the think time is over.
+// Drives a target with a trace: closed loop, the next turn of a session is sent when the last one
+// has been answered and the think time is over.
 #pragma once
 
 #include <functional>
@@ -12,6 +12,7 @@
 #include "base/random.h"
 #include "engine/engine.h"
 #include "replay/prompt_builder.h"
+#include "replay/replay_target.h"
 #include "replay/trace.h"
 #include "replay/window.h"
 #include "report/run_record.h"
@@ -35,7 +36,7 @@ struct ReplayOptions {
 };
 
 struct ReplayProgress {
-  int turns_ended = 0, planned_turns = 0;
+  int turns_ended = 0, planned_turns = 0, running_turns = 0;
   Micros now = 0;
   SchedulerStats scheduler;
 };
@@ -47,7 +48,7 @@ struct ReplayResult {
   bool interrupted = false;
 };
 
-// One run; not reusable. Listens to the engine that it drives; one thread.
+// One run; not reusable. Listens to the target that it drives; one thread.
 class ReplayDriver final : public EngineListener {
  public:
   // All references must outlive the driver.
@@ -58,9 +59,10 @@ class ReplayDriver final : public EngineListener {
   std::function<void(const ReplayProgress&)> on_progress;
   std::function<bool()> stop_requested;
 
-  // Drives `engine`, made with this driver as its listener and with `clock`. The record's times
-  // count from now.
-  ReplayResult run(Engine& engine, Clock& clock, const MemoryLayout& layout);
+  // Drives `target`, made with this driver as its listener and with `clock`. The record's times
+  // count from now. What is not the driver's to know stays for the caller to fill in: the record's
+  // name, settings and memory.
+  ReplayResult run(ReplayTarget& target, Clock& clock);
 
   void on_token(const RequestEvent& event) override;
   void on_finished(const RequestEvent& event, const RequestStats& stats) override;
@@ -86,11 +88,11 @@ class ReplayDriver final : public EngineListener {
 
   void start_sessions();
   void start_next_session(Micros time);
-  void send_due_turns(Engine& engine);
-  void send_turn(Engine& engine, const Due& due);
+  void send_due_turns(ReplayTarget& target);
+  void send_turn(ReplayTarget& target, const Due& due);
   void end_turn(size_t session, Micros time, bool answered);
   Micros think_time(size_t session);
-  void cancel_all(Engine& engine);
+  void cancel_all(ReplayTarget& target);
   void report_progress();
 
   const Trace& trace_;

@@ -123,7 +123,8 @@ class DriverTest : public testing::Test {
     ReplayDriver driver(trace_, prompts, replay_);
     driver.stop_requested = stop_;
     Engine engine({}, layout_, make_policy(policy, {}, layout_), executor, clock, driver);
-    ReplayResult result = driver.run(engine, clock, layout_);
+    EngineTarget target(engine, clock);
+    ReplayResult result = driver.run(target, clock);
     engine.check_invariants();
     EXPECT_EQ(executor.in_flight(), 0);
     return result;

@@ -100,8 +100,9 @@ void write_turns(Database& database, int id, const RunRecord& run) {
     insert(id, turn.session, turn.session_name, turn.turn, s.id, turn.think / kSecond,
            s.arrival / kSecond, s.first_scheduled / kSecond, ok ? s.first_token / kSecond : NAN,
            s.finished / kSecond, ok ? turn.ttft() / kSecond : NAN, ok ? turn.tpot() / kSecond : NAN,
-           s.queued / kSecond, s.prompt_tokens, s.cached_tokens, s.host_cached_tokens,
-           s.output_tokens, s.preemptions, finish_reason_name(s.reason), turn.error,
+           s.queued / kSecond, s.prompt_tokens, run.cached_known ? s.cached_tokens : NAN,
+           run.from_client ? NAN : s.host_cached_tokens, s.output_tokens,
+           run.from_client ? NAN : s.preemptions, finish_reason_name(s.reason), turn.error,
            in_window(run, turn));
   }
 }

@@ -35,7 +35,7 @@ void summarize_turns(const RunRecord& run, RunSummary& out) {
     if (!in_window(run, turn)) continue;
     ++out.window_turns;
     ttft.push_back(turn.ttft() / kSecond);
-    queue.push_back(stats.queued / kSecond);
+    if (!std::isnan(stats.queued)) queue.push_back(stats.queued / kSecond);
     e2e.push_back((stats.finished - stats.arrival) / kSecond);
     const double hits = stats.cached_tokens + stats.host_cached_tokens;
     prompt += stats.prompt_tokens;
@@ -58,8 +58,11 @@ void summarize_turns(const RunRecord& run, RunSummary& out) {
   out.e2e_s = distribution(std::move(e2e));
   out.requests_per_s = out.window_s > 0 ? out.window_turns / out.window_s : 0;
   out.output_tokens_per_s = out.window_s > 0 ? output / out.window_s : 0;
-  out.prefix_hit_rate = ratio(cached, prompt);
-  out.prefix_hit_rate_warm = ratio(warm_cached, warm_prompt);
+  if (run.cached_known) {
+    out.prefix_hit_rate = ratio(cached, prompt);
+    out.prefix_hit_rate_warm = ratio(warm_cached, warm_prompt);
+  }
+  if (run.from_client) return;
   out.host_hit_rate = ratio(host, prompt);
   out.preemptions_per_1000_turns = ratio(1000 * preemptions, out.window_turns);
 }

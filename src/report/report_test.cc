@@ -169,6 +169,33 @@ TEST(ResultsJson, HasTheKeysThatScriptsRead) {
   EXPECT_EQ(run["boundary_over_time"].size(), 2u);
 }
 
+// A server's client: what it cannot know is null, not zero.
+TEST(ResultsJson, ARunSeenByAClientTellsNothingOfTheEngine) {
+  ReportRecord report = small_report();
+  for (RunRecord& run : report.runs) {
+    run.from_client = true;
+    run.steps.clear();
+    run.decisions.clear();
+    for (TurnRecord& turn : run.turns) turn.stats.first_scheduled = turn.stats.queued = NAN;
+  }
+  report.runs[1].cached_known = false;
+  const auto json = page_json(report, {});
+  for (const auto& run : json["runs"]) {
+    EXPECT_TRUE(run["ttft_s"]["p90"].is_number());
+    EXPECT_TRUE(std::isnan(run["queue_s"]["mean"].get<double>()));
+    for (const char* key : {"memory", "steps", "decisions", "groups_out", "staged_bytes"})
+      EXPECT_TRUE(run.at(key).is_null()) << key;
+    for (const char* line : {"running", "groups_out", "staged_rate", "host_kv"}) {
+      for (const auto& value : run["series"].at(line)) EXPECT_TRUE(value.is_null()) << line;
+    }
+  }
+  EXPECT_GT(json["runs"][0]["prefix_hit_rate"], 0);
+  EXPECT_EQ(json["runs"][0]["series"]["hit_rate"][72], 0.8);  // the turns that come at 4 s
+  EXPECT_TRUE(std::isnan(json["runs"][1]["prefix_hit_rate"].get<double>()));
+  EXPECT_TRUE(json["runs"][1]["series"]["hit_rate"][72].is_null());
+  EXPECT_THAT(results_table(report), testing::Not(HasSubstr("boundary")));
+}
+
 TEST(Page, NeedsNothingElseAndCannotBeBrokenByData) {
   const std::string page = render_page(small_report());
   EXPECT_EQ(page.find("@DATA@"), std::string::npos);

@@ -1,5 +1,6 @@
-// What one run of one policy left behind: every turn, step and decision. Times count from the run's
-// start. Plain data; the replay driver fills it, summaries and pages are made from it.
+// What one run (of a policy, or against a server) left behind: every turn, step and decision. Times
+// count from the run's start. Plain data; the replay driver fills it, summaries and pages are made
+// from it.
 #pragma once
 
 #include <array>
@@ -72,8 +73,12 @@ struct Window {
 };
 
 struct RunRecord {
-  std::string policy;
+  std::string policy;                                         // or the server's name
   std::vector<std::pair<std::string, std::string>> settings;  // where they differ between runs
+  // Seen from the client of a server: no steps, decisions, queue times, preemptions and memory. All
+  // runs of a report are of one kind.
+  bool from_client = false;
+  bool cached_known = true;  // false: the server does not say what it had cached
   MemoryFacts memory;
   Window window;
   bool count_first_turns = true;  // false: the controlled sweep

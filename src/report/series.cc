@@ -89,10 +89,11 @@ void add_gauges(const RunRecord& run, const Buckets& buckets, RunSeries& out) {
     out.lines.push_back({kGaugeNames[g], means.line(g)});
 }
 
-// Sums over each bucket, a second.
+// Sums over each bucket, a second. Nothing where there are no steps.
 void add_rate(const RunRecord& run, const Buckets& buckets, const char* name,
               const std::function<double(const StepStats&)>& value, RunSeries& out) {
-  Line line{name, std::vector<double>(static_cast<size_t>(buckets.count()), 0.0)};
+  Line line{name, std::vector<double>(static_cast<size_t>(buckets.count()),
+                                      run.steps.empty() ? NAN : 0.0)};
   for (const StepStats& step : run.steps) {
     line.values[static_cast<size_t>(buckets.index(step.end))] +=
         value(step) / (buckets.width() / kSecond);
@@ -111,7 +112,8 @@ void add_turn_lines(const RunRecord& run, const Buckets& buckets, RunSeries& out
     if (!turn.answered()) continue;
     held[static_cast<size_t>(buckets.index(turn.stats.arrival))].ttft.push_back(turn.ttft() /
                                                                                 kSecond);
-    Bucket& scheduled = held[static_cast<size_t>(buckets.index(turn.stats.first_scheduled))];
+    const Micros looked_up = run.from_client ? turn.stats.arrival : turn.stats.first_scheduled;
+    Bucket& scheduled = held[static_cast<size_t>(buckets.index(looked_up))];
     scheduled.prompt += turn.stats.prompt_tokens;
     scheduled.cached += turn.stats.cached_tokens + turn.stats.host_cached_tokens;
   }
@@ -127,7 +129,7 @@ void add_turn_lines(const RunRecord& run, const Buckets& buckets, RunSeries& out
       cached += bucket.cached;
     }
     p90.values.push_back(distribution(std::move(ttft)).p90);
-    hits.values.push_back(prompt > 0 ? cached / prompt : NAN);
+    hits.values.push_back(prompt > 0 && run.cached_known ? cached / prompt : NAN);
   }
   out.lines.push_back(std::move(p90));
   out.lines.push_back(std::move(hits));

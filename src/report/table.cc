@@ -30,6 +30,7 @@ std::string bytes(double value) {
 struct Figure {
   const char* name;
   std::function<std::string(const RunRecord&, const RunSummary&)> text;
+  bool of_engine = false;  // a client does not see it
 };
 
 const std::vector<Figure>& figures() {
@@ -58,31 +59,35 @@ const std::vector<Figure>& figures() {
          return millis(s.tpot_s.p50) + " / " + millis(s.tpot_s.p99);
        }},
       {"queue mean, s",
-       [](const RunRecord&, const RunSummary& s) { return number(s.queue_s.mean); }},
+       [](const RunRecord&, const RunSummary& s) { return number(s.queue_s.mean); }, true},
       {"prefix hit rate",
        [](const RunRecord&, const RunSummary& s) { return percent(s.prefix_hit_rate); }},
       {"  without first turns",
        [](const RunRecord&, const RunSummary& s) { return percent(s.prefix_hit_rate_warm); }},
       {"  from host memory",
-       [](const RunRecord&, const RunSummary& s) { return percent(s.host_hit_rate); }},
+       [](const RunRecord&, const RunSummary& s) { return percent(s.host_hit_rate); }, true},
       {"preemptions/1,000 turns",
        [](const RunRecord&, const RunSummary& s) {
          return number(s.preemptions_per_1000_turns, "{:.1f}");
-       }},
+       },
+       true},
       {"pool in use, mean",
-       [](const RunRecord&, const RunSummary& s) { return percent(s.pool_use_mean); }},
+       [](const RunRecord&, const RunSummary& s) { return percent(s.pool_use_mean); }, true},
       {"groups given up, max",
        [](const RunRecord& r, const RunSummary& s) {
          return fmt::format("{} of {}", s.groups_out_max, r.memory.total_groups);
-       }},
+       },
+       true},
       {"boundary moves",
-       [](const RunRecord&, const RunSummary& s) { return std::to_string(s.boundary_moves); }},
+       [](const RunRecord&, const RunSummary& s) { return std::to_string(s.boundary_moves); },
+       true},
       {"experts staged",
-       [](const RunRecord&, const RunSummary& s) { return bytes(s.staged_bytes); }},
+       [](const RunRecord&, const RunSummary& s) { return bytes(s.staged_bytes); }, true},
       {"KV to / from host",
        [](const RunRecord&, const RunSummary& s) {
          return bytes(s.demoted_bytes) + " / " + bytes(s.promoted_bytes);
-       }},
+       },
+       true},
   };
   return all;
 }
@@ -94,7 +99,9 @@ std::string results_table(const ReportRecord& report) {
   for (const RunRecord& run : report.runs) summaries.push_back(summarize(run));
   std::vector<std::vector<std::string>> lines = {{""}};
   for (const RunRecord& run : report.runs) lines[0].push_back(run.policy);
+  const bool clients = !report.runs.empty() && report.runs.front().from_client;
   for (const Figure& figure : figures()) {
+    if (clients && figure.of_engine) continue;
     lines.push_back({figure.name});
     for (size_t r = 0; r < summaries.size(); ++r)
       lines.back().push_back(figure.text(report.runs[r], summaries[r]));

@@ -4,6 +4,7 @@ const actions = { drop: 0, demote: 1, 'give-up-experts': 2, 'give-up-and-drop': 
 const actionColor = (name) => `var(--a${actions[name] ?? 6})`;
 
 function decisions() {
+  if (!inside) return;
   section('Decisions', 'Each time too few KV blocks were free: what was done, and the prices (future work) that decided. Waiting is counted in the table only: it is decided anew each step.');
   const node = grid();
   for (const run of runs) {
@@ -52,7 +53,7 @@ function levels() {
       return html('td', { style: `background:rgba(var(--heat),${(0.04 + 0.66 * shade).toFixed(3)})`, title: `${q.toFixed(4)} req/s` }, rate(q));
     }, run);
   }
-  heat('Which policy leads', 'and its lead over the first run; blank where nobody answers in time, grey where the best are within 1%', node, (i, j) => {
+  heat(inside ? 'Which policy leads' : 'Which server leads', 'and its lead over the first run; blank where nobody answers in time, grey where the best are within 1%', node, (i, j) => {
     const shown = visible();
     const ranked = shown.slice().sort((a, c) => c.slo.requests_per_s[i][j] - a.slo.requests_per_s[i][j]);
     const top = ranked.length ? ranked[0].slo.requests_per_s[i][j] : 0;
@@ -81,9 +82,9 @@ function levels() {
 function settings() {
   section('Settings');
   const names = [...new Set(runs.flatMap((run) => Object.keys(run.settings)))];
-  const facts = [['expert group', (r) => b(r.memory.group_bytes)], ['groups', (r) => n(r.memory.total_groups)], ['may be given up', (r) => n(r.memory.max_groups_out)],
-    ['KV block', (r) => b(r.memory.block_bytes)], ['KV a token', (r) => b(r.memory.kv_bytes_per_token)], ['KV pool at the start', (r) => b(r.memory.base_pool_bytes)],
-    ['window', (r) => `${r.window.rule}: ${s(r.window.begin_s)} to ${s(r.window.end_s)}`]];
+  const facts = (inside ? [['expert group', (r) => b(r.memory.group_bytes)], ['groups', (r) => n(r.memory.total_groups)], ['may be given up', (r) => n(r.memory.max_groups_out)],
+    ['KV block', (r) => b(r.memory.block_bytes)], ['KV a token', (r) => b(r.memory.kv_bytes_per_token)], ['KV pool at the start', (r) => b(r.memory.base_pool_bytes)]] : []).concat([
+    ['window', (r) => `${r.window.rule}: ${s(r.window.begin_s)} to ${s(r.window.end_s)}`]]);
   const rows = [...names.map((name) => [name, (r) => r.settings[name] ?? '–']), ...facts];
   main.append(html('div', { class: 'card scroll' }, html('table', {}, html('thead', {}, html('tr', {}, html('th', {}, ''), ...runs.map((run) => html('th', {}, run.policy)))),
     html('tbody', {}, ...rows.map(([name, value]) => html('tr', {}, html('td', {}, name), ...runs.map((run) => html('td', {}, value(run)))))))));

@@ -11,6 +11,9 @@ runs.forEach((run) => {
   run.color = `var(--p${slot})`;
   run.shown = true;
 });
+// Runs of engines in this process; else of servers, seen by a client: what only an engine knows is left out.
+const inside = runs.every((run) => run.memory);
+const told = (value) => runs.some((run) => value(run) !== null && value(run) !== undefined);
 const longest = Math.max(...runs.map((run) => run.duration_s));
 function visible() { return runs.filter((run) => run.shown); }
 
@@ -39,7 +42,7 @@ const tiles = [
 function glance() {
   section('At a glance');
   const node = grid('tiles');
-  for (const [title, sub, value, text] of tiles) {
+  for (const [title, sub, value, text] of tiles.filter((tile) => told(tile[2]))) {
     const tile = card(node, title, '');
     tile.classList.add('tile');
     tile.querySelector('.sub').textContent = sub;
@@ -74,7 +77,7 @@ const figures = [
   ['Preemptions per 1,000 turns', (r) => r.preemptions_per_1000_turns, n, -1],
   ['Running, mean', (r) => r.running_mean, n, 0], ['Waiting, mean', (r) => r.waiting_mean, n, -1],
   ['KV pool in use, mean', (r) => r.pool_use.mean, p, 0], ['KV pool in use, max', (r) => r.pool_use.max, p, 0],
-  ['Expert groups given up, mean', (r) => r.groups_out.mean, n, 0], ['Expert groups given up, max', (r) => r.groups_out.max, n, 0],
+  ['Expert groups given up, mean', (r) => r.groups_out?.mean, n, 0], ['Expert groups given up, max', (r) => r.groups_out?.max, n, 0],
   ['Boundary moves', (r) => r.boundary_moves, n, 0], ['Experts staged', (r) => r.staged_bytes, b, 0],
   ['of it chosen by a token', (r) => r.activated_bytes, b, 0], ['Stalled on staging', (r) => r.staging_stall_s, s, -1],
   ['KV copied to host', (r) => r.demoted_bytes, b, 0], ['KV brought back', (r) => r.promoted_bytes, b, 0],
@@ -88,7 +91,7 @@ function allFigures() {
   charts.push([table, () => {
     const shown = visible();
     const head = html('tr', {}, html('th', {}, ''), ...shown.map((run) => html('th', {}, run.policy)));
-    const rows = figures.map(([name, value, text, sign]) => {
+    const rows = figures.filter((figure) => told(figure[1])).map(([name, value, text, sign]) => {
       const values = shown.map(value);
       const real = values.filter((v) => v !== null && isFinite(v));
       const best = sign && real.length > 1 ? (sign > 0 ? Math.max(...real) : Math.min(...real)) : null;
@@ -111,6 +114,7 @@ const timeAxis = (domain) => ({ domain, time: true, label: 'time since the start
 const owners = [['weights outside experts', 0], ['experts', 1], ['staging banks', 2], ['KV in use', 3], ['KV cached', 4], ['KV free', 5]];
 const parts = ['experts', 'banks', 'kv_used', 'kv_cached', 'kv_free'];
 function memory() {
+  if (!inside) return;
   section('Memory by owner', 'Device memory over time: the boundary between experts and KV blocks moves, everything else stays where it is.');
   const least = (run) => Math.min(...run.series.experts.filter((v) => v !== null)) + run.memory.dense_bytes;
   const top = Math.max(...runs.map((run) => run.memory.dense_bytes +
@@ -142,7 +146,7 @@ function memory() {
 function overTime() {
   section('Over time', runs.some((run) => run.window.rule !== 'all') ? 'The shaded stretch is the window that the figures above count (of the first run shown).' : '');
   const node = grid();
-  const line = (title, sub, key, y, kind = 'line') => card(node, title, sub, (box) => {
+  const line = (title, sub, key, y, kind = 'line') => runs.some((run) => run.series[key].some((v) => v !== null)) && card(node, title, sub, (box) => {
     const first = visible()[0];
     drawChart(box, { height: 210, x: timeAxis([0, longest]), y, window: first && first.window.rule !== 'all' ? [first.window.begin_s, first.window.end_s] : null,
       series: visible().map((run) => ({ name: run.policy, color: run.color, x: run.series.time_s, y: run.series[key], kind })) });
@@ -186,7 +190,7 @@ function byTurn() {
       return [Math.min(...all) * 0.9, Math.max(...all) * 1.1];
     })() }, y: { format: p, domain: [0, 1] }, series: visible().map((run) => ({ name: run.policy, color: run.color,
       x: run.series.ttft_quantiles_s, y: run.series.ttft_quantiles_s.map((_, i) => i / 50), kind: 'line' })) }));
-  card(node, 'Distinct experts a layer and step', 'by the step’s tokens, mean over MoE layers', (box) => drawChart(box, {
+  if (inside) card(node, 'Distinct experts a layer and step', 'by the step’s tokens, mean over MoE layers', (box) => drawChart(box, {
     height: 230, empty: 'this executor does not count experts', x: { log: true, label: 'tokens in the step', format: n, tip: (v) => `steps of up to ${n(v)} tokens`,
       domain: [1, Math.max(2, ...runs.flatMap((run) => run.series.experts_by_tokens.map((e) => e[0])))] },
     y: { format: n, domain: [0, Math.max(1, ...runs.map((run) => run.memory.experts_per_layer))] },
