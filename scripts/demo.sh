@@ -21,14 +21,17 @@ replay() {
 
 # Think times and the sessions' starts follow this machine's speed: the same load everywhere, neither
 # idle on a fast machine nor hopeless under every policy on a slow one.
-replay --max-sessions 5 --sessions 1 --max-turns 1 --policy static --kv-cache-tokens 3480 --output $output/speed >/dev/null 2>&1
+echo "measuring how long a turn takes on this machine"
+mkdir -p $output
+replay --max-sessions 5 --sessions 1 --max-turns 1 --policy static --kv-cache-tokens 3480 \
+  --output $output/speed >$output/speed.log 2>&1 || { cat $output/speed.log; exit 1; }
 turn=$(python3 -c 'import json, sys
 run = json.load(open(sys.argv[1]))["runs"][0]
 print(round(run["ttft_s"]["p50"] + 16 * run["tpot_s"]["p50"], 2))' $output/speed/results.json)
 think=$(python3 -c "print(round(3 * $turn, 2))")
 
 # 8 sessions of 8 turns that share no prefix but the chat template's system message. At their end they
-# hold 8,300 tokens of KV, the pool 3,480: past the cliff, unless the pool grows or keeps some of it in
+# hold 7,800 tokens of KV, the pool 3,480: past the cliff, unless the pool grows or keeps some of it in
 # host memory. All first prompts fit.
 echo "a turn alone takes this machine $turn s: 8 agents' sessions of 8 turns, think time $think s ± 20%, under each of four policies"
 replay --max-sessions 8 --max-turns 8 --sessions 8 --stagger "$turn" \

@@ -10,8 +10,7 @@ namespace {
 
 constexpr const char* kInvalid =
     "no token could be sampled: the logits are not numbers (NaN), or the output's grammar has "
-    "failed "
-    "(see the log)";
+    "failed (see the log)";
 
 }  // namespace
 

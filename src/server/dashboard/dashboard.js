@@ -118,7 +118,7 @@ function head() {
 
 // --- figures ----------------------------------------------------------------------------------------
 const tiles = [
-  ['TTFT, 90th percentile', 'of requests that ended in the last minute', () => s(lastKnown('ttft_p90'))],
+  ['TTFT, 90th percentile', 'of the requests that ended last', () => s(lastKnown('ttft_p90'))],
   ['Time per output token', 'median, likewise', () => s(lastKnown('tpot_p50'))],
   ['Prefix hit rate', 'of prompt tokens, recent requests', () => p(lastKnown('hit_rate'))],
   ['Running · waiting', 'requests', () => (known(last('running')) ? `${n(last('running'))} · ${n(last('waiting'))}` : '–')],
