@@ -81,4 +81,24 @@ inline Tokens run_plainly(const ExecutorConfig& config, const Tokens& prompts, i
   return schedule.run();
 }
 
+inline StartRequest start_request(RequestSlot slot, std::vector<TokenId> tokens,
+                                  std::vector<BlockId> blocks) {
+  StartRequest start;
+  start.slot = slot;
+  start.id = static_cast<RequestId>(slot);
+  start.prompt_tokens = static_cast<int>(tokens.size());
+  start.tokens = std::move(tokens);
+  start.blocks = std::move(blocks);
+  return start;
+}
+
+// One request in slot 0 with all of its prompt.
+inline StepPlan single(StepId step, std::vector<TokenId> tokens, std::vector<BlockId> blocks) {
+  StepPlan plan;
+  plan.step = step;
+  plan.batch = {{0, 0, static_cast<int>(tokens.size()), true, {}}};
+  plan.start = {start_request(0, std::move(tokens), std::move(blocks))};
+  return plan;
+}
+
 }  // namespace vamp::test
