@@ -7,6 +7,7 @@
 #include <sstream>
 
 #include "base/units.h"
+#include "cli/test_support.h"
 
 namespace vamp {
 namespace {
@@ -19,24 +20,10 @@ using testing::StartsWith;
 const std::string kModels = std::string(VAMP_SOURCE_DIR) + "/tests/data/models/";
 const std::string kNext = kModels + "qwen3-next-80b-a3b";
 
-struct Ran {
-  int code = 0;
-  std::string out, err;
-};
-
-Ran run(std::vector<std::string> args) {
-  args.insert(args.begin(), "vamp");
-  std::vector<const char*> argv;
-  for (const std::string& arg : args) argv.push_back(arg.c_str());
-  std::ostringstream out, err;
-  const int code = run_cli(static_cast<int>(argv.size()), argv.data(), out, err);
-  return {code, out.str(), err.str()};
-}
-
 json inspect(std::vector<std::string> args) {
   args.insert(args.begin(), "inspect");
   args.push_back("--json");
-  const Ran ran = run(args);
+  const CommandResult ran = run_command(args);
   EXPECT_EQ(ran.code, 0) << ran.err;
   return json::parse(ran.out);
 }
@@ -53,9 +40,9 @@ double gib(const json& bytes) {
 }
 
 TEST(Cli, VersionAndHelp) {
-  EXPECT_EQ(run({"--version"}).out, "vamp 0.1.0\n");
-  EXPECT_THAT(run({"--help"}).out, HasSubstr("inspect"));
-  EXPECT_EQ(run({"inspect", "--help"}).code, 0);
+  EXPECT_EQ(run_command({"--version"}).out, "vamp 0.1.0\n");
+  EXPECT_THAT(run_command({"--help"}).out, HasSubstr("inspect"));
+  EXPECT_EQ(run_command({"inspect", "--help"}).code, 0);
 }
 
 TEST(Cli, FaultsAreOneLineAndCodeTwo) {
@@ -90,7 +77,7 @@ TEST(Cli, FaultsAreOneLineAndCodeTwo) {
       {{"inspect", kNext, "--page-size", "3MB"}, "power of two"},
   };
   for (const auto& [args, message] : faults) {
-    const Ran ran = run(args);
+    const CommandResult ran = run_command(args);
     EXPECT_EQ(ran.code, 2) << message;
     EXPECT_THAT(ran.err, AllOf(StartsWith("vamp: error: "), HasSubstr(message)));
     EXPECT_EQ(std::count(ran.err.begin(), ran.err.end(), '\n'), 1) << ran.err;
@@ -139,7 +126,7 @@ TEST(Inspect, PapersFiguresOnTheH200s) {
 }
 
 TEST(Inspect, TableHoldsTheSameFigures) {
-  const Ran ran = run({"inspect", kNext, "--gpu", "h100-pcie-94g", "-tp", "2"});
+  const CommandResult ran = run_command({"inspect", kNext, "--gpu", "h100-pcie-94g", "-tp", "2"});
   EXPECT_EQ(ran.code, 0);
   for (const char* text :
        {"6.00 MiB", "2 shards", "72.00 GiB", "8.02 GiB", "10.46 GiB", "13.77 GiB", "14.04 GiB"}) {
@@ -164,7 +151,7 @@ TEST(Inspect, WeightsBeyondTheBudget) {
   EXPECT_GT(percent, 10);
   EXPECT_LT(percent, 25);
   EXPECT_LT(plan["kv_pool_bytes_per_gpu"], plan["group_bytes"]);
-  EXPECT_THAT(run({"inspect", kNext, "--gpu", "h200"}).out,
+  EXPECT_THAT(run_command({"inspect", kNext, "--gpu", "h200"}).out,
               HasSubstr("from VAMP-" + std::to_string(percent)));
 }
 

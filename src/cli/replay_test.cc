@@ -11,8 +11,8 @@
 #include <sstream>
 
 #include "base/error.h"
-#include "cli/cli.h"
 #include "cli/interrupt.h"
+#include "cli/test_support.h"
 
 namespace vamp {
 namespace {
@@ -21,25 +21,16 @@ using testing::AllOf;
 using testing::HasSubstr;
 using testing::StartsWith;
 
-struct Outcome {
-  int code = 0;
-  std::string out, err;
-};
-
 class ReplayCommand : public testing::Test {
  protected:
   void TearDown() override { std::filesystem::remove_all(folder_); }
 
-  Outcome run(std::vector<std::string> flags,
-              const std::vector<std::string>& executor = {"sim", "--gpu", "h200-nvl"}) {
-    std::vector<std::string> args = {"vamp", "replay", model_, "--output", folder_, "--executor"};
+  CommandResult run(std::vector<std::string> flags,
+                    const std::vector<std::string>& executor = {"sim", "--gpu", "h200-nvl"}) {
+    std::vector<std::string> args = {"replay", model_, "--output", folder_, "--executor"};
     args.insert(args.end(), executor.begin(), executor.end());
     args.insert(args.end(), flags.begin(), flags.end());
-    std::vector<const char*> argv;
-    for (const std::string& arg : args) argv.push_back(arg.c_str());
-    std::ostringstream out, err;
-    const int code = run_cli(static_cast<int>(argv.size()), argv.data(), out, err);
-    return {code, out.str(), err.str()};
+    return run_command(args);
   }
   nlohmann::json results() const {
     return nlohmann::json::parse(std::ifstream(folder_ + "/results.json"));
@@ -71,7 +62,7 @@ TEST_F(ReplayCommand, SweepPastTheCliffIsTheSameToTheBit) {
                                           "2",
                                           "--max-num-batched-tokens",
                                           "512"};
-  const Outcome first = run(flags);
+  const CommandResult first = run(flags);
   ASSERT_EQ(first.code, 0) << first.err;
   const nlohmann::json once = results();
   ASSERT_EQ(once["runs"].size(), 2u);
@@ -93,7 +84,7 @@ TEST_F(ReplayCommand, FaultsOfTheUserAreOneLineAndCode2) {
   const std::string row =
       R"({"session_id":"a","input_length":64,"output_length":3,"hash_ids":[1]})";
   const auto fails = [&](std::vector<std::string> flags, const std::string& why) {
-    const Outcome outcome = run(std::move(flags));
+    const CommandResult outcome = run(std::move(flags));
     EXPECT_EQ(outcome.code, 2) << why;
     EXPECT_THAT(outcome.err, AllOf(StartsWith("vamp: error: "), HasSubstr(why)));
     EXPECT_EQ(std::count(outcome.err.begin(), outcome.err.end(), '\n'), 1) << outcome.err;
@@ -165,7 +156,7 @@ void interrupt_what_comes() {
 // Ctrl-C is waiting when the first run begins: that run ends, no other begins, the report is there.
 TEST_F(ReplayCommand, CtrlCKeepsWhatWasMeasured) {
   interrupt_what_comes();
-  const Outcome outcome = run({"--trace", "sweep:sessions=2,kv=1MiB"});
+  const CommandResult outcome = run({"--trace", "sweep:sessions=2,kv=1MiB"});
   EXPECT_EQ(outcome.code, 130) << outcome.err;
   ASSERT_EQ(results()["runs"].size(), 1u);
   EXPECT_THAT(results()["runs"][0]["cut"].get<std::string>(), StartsWith("interrupted"));
@@ -173,7 +164,8 @@ TEST_F(ReplayCommand, CtrlCKeepsWhatWasMeasured) {
 
 TEST_F(ReplayCommand, CtrlCEndsTheLoadingOfTheModel) {
   interrupt_what_comes();
-  const Outcome outcome = run({"--trace", "sweep:sessions=2,kv=1MiB"}, {"cpu", "--threads", "1"});
+  const CommandResult outcome =
+      run({"--trace", "sweep:sessions=2,kv=1MiB"}, {"cpu", "--threads", "1"});
   EXPECT_EQ(outcome.code, 130) << outcome.err;
   EXPECT_EQ(outcome.out, "");
   EXPECT_FALSE(std::filesystem::exists(folder_));
@@ -196,7 +188,7 @@ TEST_F(ReplayCommand, AFullDiskIsOneLineAndLeavesNothing) {
   getrlimit(RLIMIT_FSIZE, &before);
   const rlimit small{4096, before.rlim_max};
   setrlimit(RLIMIT_FSIZE, &small);
-  const Outcome outcome = run({"--trace", "sweep:sessions=2,kv=1MiB"});
+  const CommandResult outcome = run({"--trace", "sweep:sessions=2,kv=1MiB"});
   setrlimit(RLIMIT_FSIZE, &before);
   EXPECT_EQ(outcome.code, 2);
   EXPECT_THAT(outcome.err, AllOf(HasSubstr("cannot write"), HasSubstr("--output")));
@@ -208,7 +200,7 @@ TEST_F(ReplayCommand, AFullDiskIsOneLineAndLeavesNothing) {
 TEST_F(ReplayCommand, APoolOfTokensTakesBlocksOfOneToken) {
   const std::string trace =
       trace_of(R"({"session_id":"a","input_length":64,"output_length":3,"hash_ids":[1]})");
-  const Outcome outcome = run(
+  const CommandResult outcome = run(
       {"--trace", trace, "--kv-cache-tokens", "256", "--block-size", "1", "--policy", "static"});
   ASSERT_EQ(outcome.code, 0) << outcome.err;
   EXPECT_EQ(results()["runs"][0]["failed_turns"], 0);
@@ -219,8 +211,8 @@ TEST_F(ReplayCommand, APoolOfTokensTakesBlocksOfOneToken) {
 TEST_F(ReplayCommand, LongPausesTakeNoTimeInTheSimulator) {
   const std::string row =
       R"({"session_id":"a","input_length":64,"output_length":3,"hash_ids":[1]})";
-  const Outcome outcome = run({"--trace", trace_of(row + "\n" + row + "\n" + row + "\n"),
-                               "--think-time", "1e8", "--policy", "static"});
+  const CommandResult outcome = run({"--trace", trace_of(row + "\n" + row + "\n" + row + "\n"),
+                                     "--think-time", "1e8", "--policy", "static"});
   ASSERT_EQ(outcome.code, 0) << outcome.err;
   EXPECT_EQ(results()["runs"][0]["turns"], 3);
 }
@@ -231,7 +223,7 @@ TEST_F(ReplayCommand, ATinyPoolHasABlock) {
       trace_of(R"({"session_id":"a","input_length":8,"output_length":3,"hash_ids":[1]})");
   for (const std::vector<std::string>& size :
        {std::vector<std::string>{"--kv-cache-tokens", "1"}, {"--kv-cache-memory-bytes", "1"}}) {
-    const Outcome outcome =
+    const CommandResult outcome =
         run({"--trace", trace, size[0], size[1], "--policy", "static", "--sessions", "2147483647"});
     ASSERT_EQ(outcome.code, 0) << outcome.err;
     EXPECT_EQ(results()["runs"][0]["failed_turns"], 0);
@@ -248,7 +240,7 @@ TEST_F(ReplayCommand, ARequestThatCanNeverFitIsCountedAndTheOthersGoOn) {
   }() + "]}";
   const std::string path = trace_of("{\"session_id\":\"a\"," + small + "\n{\"session_id\":\"b\"," +
                                     large + "\n{\"session_id\":\"c\"," + small + "\n");
-  const Outcome outcome =
+  const CommandResult outcome =
       run({"--trace", path, "--kv-cache-memory-bytes", "1MiB", "--policy", "static"});
   ASSERT_EQ(outcome.code, 0) << outcome.err;
   EXPECT_EQ(results()["runs"][0]["turns"], 3);

@@ -10,7 +10,7 @@
 #include <sstream>
 
 #include "base/error.h"
-#include "cli/cli.h"
+#include "cli/test_support.h"
 #include "server/test_support.h"
 
 namespace vamp {
@@ -20,24 +20,15 @@ using testing::AllOf;
 using testing::HasSubstr;
 using testing::StartsWith;
 
-struct Outcome {
-  int code = 0;
-  std::string out, err;
-};
-
 class ReplayUrl : public testing::Test {
  protected:
   void TearDown() override { std::filesystem::remove_all(folder_); }
 
-  Outcome run(const std::vector<std::string>& flags) {
-    std::vector<std::string> args = {"vamp", "replay", VAMP_SOURCE_DIR "/tests/golden/qwen3_moe",
+  CommandResult run(const std::vector<std::string>& flags) {
+    std::vector<std::string> args = {"replay", VAMP_SOURCE_DIR "/tests/golden/qwen3_moe",
                                      "--output", folder_};
     args.insert(args.end(), flags.begin(), flags.end());
-    std::vector<const char*> argv;
-    for (const std::string& arg : args) argv.push_back(arg.c_str());
-    std::ostringstream out, err;
-    const int code = run_cli(static_cast<int>(argv.size()), argv.data(), out, err);
-    return {code, out.str(), err.str()};
+    return run_command(args);
   }
   nlohmann::json results() const {
     return nlohmann::json::parse(std::ifstream(folder_ + "/results.json"));
@@ -71,8 +62,8 @@ class ReplayUrl : public testing::Test {
 TEST_F(ReplayUrl, TheReportHasARunForEachServerAndNothingThatNobodyMeasured) {
   TestServer server;
   const std::string address = fmt::format("http://127.0.0.1:{}", server.port());
-  const Outcome outcome = run({"--trace", trace_, "--trace-block-size", "64", "--sessions", "1",
-                               "--url", "one=" + address + ",two=" + address + "/v1"});
+  const CommandResult outcome = run({"--trace", trace_, "--trace-block-size", "64", "--sessions",
+                                     "1", "--url", "one=" + address + ",two=" + address + "/v1"});
   ASSERT_EQ(outcome.code, 0) << outcome.err;
   const nlohmann::json report = results();
   ASSERT_EQ(report["runs"].size(), 2u);
@@ -96,8 +87,8 @@ TEST_F(ReplayUrl, TheReportHasARunForEachServerAndNothingThatNobodyMeasured) {
 TEST_F(ReplayUrl, ATurnThatTheServerRefusesIsCountedWithItsWords) {
   TestServer server;
   std::ofstream(trace_, std::ios::app) << row("c", 2000, std::vector<int>(32, 7));
-  const Outcome outcome = run({"--trace", trace_, "--trace-block-size", "64", "--url",
-                               fmt::format("http://localhost:{}", server.port())});
+  const CommandResult outcome = run({"--trace", trace_, "--trace-block-size", "64", "--url",
+                                     fmt::format("http://localhost:{}", server.port())});
   ASSERT_EQ(outcome.code, 0) << outcome.err;
   EXPECT_EQ(results()["runs"][0]["turns"], 7);
   EXPECT_EQ(results()["runs"][0]["failed_turns"], 1);
@@ -109,7 +100,7 @@ TEST_F(ReplayUrl, FaultsOfTheUserAreOneLineAndCode2) {
   const std::string url = "http://127.0.0.1:9";
   const auto fails = [&](std::vector<std::string> flags, const std::string& why) {
     flags.insert(flags.end(), {"--trace", trace_, "--trace-block-size", "64"});
-    const Outcome outcome = run(flags);
+    const CommandResult outcome = run(flags);
     EXPECT_EQ(outcome.code, 2) << why;
     EXPECT_THAT(outcome.err, AllOf(StartsWith("vamp: error: "), HasSubstr(why)));
     EXPECT_EQ(std::count(outcome.err.begin(), outcome.err.end(), '\n'), 1) << outcome.err;

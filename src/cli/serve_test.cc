@@ -9,10 +9,10 @@
 
 #include "base/error.h"
 #include "base/file.h"
-#include "cli/cli.h"
 #include "cli/config_file.h"
 #include "cli/model_path.h"
 #include "cli/serve_flags.h"
+#include "cli/test_support.h"
 #include "server/metrics.h"
 #include "server/service.h"
 
@@ -42,11 +42,8 @@ class ServeTest : public testing::Test {
 };
 
 std::pair<int, std::string> run(const std::vector<std::string>& args) {
-  std::vector<const char*> argv = {"vamp"};
-  for (const std::string& arg : args) argv.push_back(arg.c_str());
-  std::ostringstream out, err;
-  const int code = run_cli(static_cast<int>(argv.size()), argv.data(), out, err);
-  return {code, err.str()};
+  const CommandResult result = run_command(args);
+  return {result.code, result.err};
 }
 
 std::string error_of(const std::function<void()>& call) {

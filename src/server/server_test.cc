@@ -117,15 +117,22 @@ TEST(ServerFailure, AStuckEngineIsNoticed) {
   server.controls().hang = false;  // so that the thread can be joined
 }
 
-TEST(ServerLoading, ThePortAnswersBeforeTheModelIsThere) {
-  std::atomic<bool> go = false;
+ServerOptions any_port() {
   ServerOptions options;
   options.http.port = 0;
   options.served_names = {"m"};
-  Server server(options, [&]() -> ServingParts {
-    while (!go) usleep(1000);
-    throw Error("model.safetensors: broken");
-  });
+  return options;
+}
+
+// Loads until `go`, then fails.
+ServingParts load_in_vain(const std::atomic<bool>& go, const char* fault) {
+  while (!go) usleep(1000);
+  throw Error("{}", fault);
+}
+
+TEST(ServerLoading, ThePortAnswersBeforeTheModelIsThere) {
+  std::atomic<bool> go = false;
+  Server server(any_port(), [&] { return load_in_vain(go, "model.safetensors: broken"); });
   EXPECT_EQ(get(server.port(), "/health").status, 503);
   const HttpReply early = post(server.port(), "/v1/chat/completions", kChat);
   EXPECT_EQ(early.status, 503);
@@ -138,13 +145,7 @@ TEST(ServerLoading, ThePortAnswersBeforeTheModelIsThere) {
 
 TEST(ServerLoading, WhoWaitsForTheModelMayGiveUp) {
   std::atomic<bool> go = false;
-  ServerOptions options;
-  options.http.port = 0;
-  options.served_names = {"m"};
-  Server server(options, [&]() -> ServingParts {
-    while (!go) usleep(1000);
-    throw Error("too late");
-  });
+  Server server(any_port(), [&] { return load_in_vain(go, "too late"); });
   EXPECT_FALSE(server.wait_until_loaded([] { return true; }));
   EXPECT_EQ(server.service().state(), Service::State::kLoading);
   go = true;
