@@ -1,7 +1,7 @@
 // What moving the boundary costs on the host backend: microseconds a group, driver calls and bytes
 // apart, and the rate of staging.
 //
-//   memory_bench [page KiB per group's down half, default 256] [layers] [experts]
+//   memory_bench [KiB of an expert's down matrix, default 256] [layers] [experts]
 #include <fmt/format.h>
 
 #include <cstdlib>
@@ -20,21 +20,14 @@ namespace {
 // One piece of ordinary memory stands for every expert: only the rate counts.
 class OneShard final : public HostExperts {
  public:
-  explicit OneShard(const MemoryLayout& layout)
-      : layout_(layout), bytes_(layout.gate_up_shard_bytes * layout.shards_per_group) {}
-  void copy_gate_up(int, int, int count, std::byte* to) const override {
-    copy(count, layout_.gate_up_shard_bytes, to);
-  }
-  void copy_down(int, int, int count, std::byte* to) const override {
-    copy(count, layout_.down_shard_bytes, to);
+  explicit OneShard(const MemoryLayout& layout) : bytes_(layout.shard_bytes()) {}
+  void copy(int, int, int count, std::byte* to) const override {
+    for (int i = 0; copies && i < count; ++i, to += bytes_.size())
+      std::memcpy(to, bytes_.data(), bytes_.size());
   }
   bool copies = true;
 
  private:
-  void copy(int count, size_t bytes, std::byte* to) const {
-    for (int i = 0; copies && i < count; ++i) std::memcpy(to + i * bytes, bytes_.data(), bytes);
-  }
-  const MemoryLayout& layout_;
   std::vector<std::byte> bytes_;
 };
 

@@ -34,17 +34,12 @@ class OneShard final : public HostExperts {
       std::memcpy(bytes_.data() + i, &word, 8);
     }
   }
-  void copy_gate_up(int, int, int count, std::byte* to) const override {
-    copy(count, bytes_.size(), to);
-  }
-  void copy_down(int, int, int count, std::byte* to) const override {
-    copy(count, bytes_.size() / 2, to);
+  void copy(int, int, int count, std::byte* to) const override {
+    for (int i = 0; i < count; ++i, to += bytes_.size())
+      std::memcpy(to, bytes_.data(), bytes_.size());
   }
 
  private:
-  void copy(int count, size_t bytes, std::byte* to) const {
-    for (int i = 0; i < count; ++i) std::memcpy(to + i * bytes, bytes_.data(), bytes);
-  }
   std::vector<std::byte> bytes_;
 };
 
@@ -52,11 +47,8 @@ class OneShard final : public HostExperts {
 class SwitchedExperts final : public HostExperts {
  public:
   explicit SwitchedExperts(const HostExperts& inner) : inner_(inner) {}
-  void copy_gate_up(int m, int first, int count, std::byte* to) const override {
-    if (copies) inner_.copy_gate_up(m, first, count, to);
-  }
-  void copy_down(int m, int first, int count, std::byte* to) const override {
-    if (copies) inner_.copy_down(m, first, count, to);
+  void copy(int m, int first, int count, std::byte* to) const override {
+    if (copies) inner_.copy(m, first, count, to);
   }
   bool copies = true;
 
@@ -134,8 +126,7 @@ double staging_rate(HbmPartition& partition, const PinnedExperts& pinned) {
   return median(rates);
 }
 
-// One layer's chosen experts; a graph of both matrices, all layers in turn so that L2 holds
-// nothing.
+// A graph of the chosen experts of all layers in turn, so that L2 holds nothing.
 class GatherLoad {
  public:
   GatherLoad(HbmPartition& partition, const PinnedExperts& pinned, double share,
@@ -147,7 +138,7 @@ class GatherLoad {
     for (int e = 0; e < layout.experts; ++e) tokens[e] = random.uniform() < share;
     for (int m = 1; m < layout.moe_layers; ++m)
       for (int e = partition.experts().first_given_up_expert(m); e < layout.experts; ++e)
-        bytes_ += tokens[e] * (layout.gate_up_shard_bytes + layout.down_shard_bytes);
+        bytes_ += tokens[e] * layout.shard_bytes();
     check_cuda(cudaMemcpy(tokens_.get(), tokens.data(), tokens.size() * 4, cudaMemcpyHostToDevice),
                "tokens");
     gather_.update(nullptr);
@@ -155,10 +146,7 @@ class GatherLoad {
     CudaStream stream;
     cudaGraph_t graph = nullptr;
     check_cuda(cudaStreamBeginCapture(stream.get(), cudaStreamCaptureModeThreadLocal), "capture");
-    for (int m = 1; m < layout.moe_layers; ++m) {
-      gather_.gather_gate_up(m, tokens_.get(), stream.get());
-      gather_.gather_down(m, tokens_.get(), stream.get());
-    }
+    for (int m = 1; m < layout.moe_layers; ++m) gather_.gather(m, tokens_.get(), stream.get());
     check_cuda(cudaStreamEndCapture(stream.get(), &graph), "capture");
     check_cuda(cudaGraphInstantiate(&exec_, graph, 0), "instantiating a graph");
     cudaGraphDestroy(graph);
@@ -212,7 +200,7 @@ KvRates kv_rates(std::byte* device, const PinnedBuffer& host, size_t total, size
 void run(const std::vector<LinkCopyShape>& shapes) {
   CudaVirtualMemory memory(0);
   const MemoryLayout layout = make_layout();
-  const OneShard source(layout.gate_up_shard_bytes);
+  const OneShard source(layout.shard_bytes());
   const PinnedExperts pinned(layout, source);
   SwitchedExperts experts(pinned);
   HbmPartition partition(layout, 0, memory, experts);
@@ -267,11 +255,11 @@ void run(const std::vector<LinkCopyShape>& shapes) {
           "tflops");
   };
   const size_t tail =
-      static_cast<size_t>(partition.experts().experts_out(1)) * layout.gate_up_shard_bytes;
+      static_cast<size_t>(partition.experts().experts_out(1)) * layout.shard_bytes();
   fmt::print(",\"copy_engine\":{{\"bytes\":{}", tail);
   const int first = partition.experts().first_given_up_expert(1);
-  std::byte* to = partition.experts().gate_up(1) + first * layout.gate_up_shard_bytes;
-  const std::byte* from = pinned.gate_up(1, first);
+  std::byte* to = partition.experts().expert(1, first);
+  const std::byte* from = pinned.expert(1, first);
   print_besides(
       [&](cudaStream_t s) {
         check_cuda(cudaMemcpyAsync(to, from, tail, cudaMemcpyHostToDevice, s), "copying experts");

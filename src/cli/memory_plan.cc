@@ -139,8 +139,6 @@ nlohmann::ordered_json plan_json(const MemoryPlan& plan) {
   json["moe_layers"] = experts.moe_layers;
   json["experts_per_layer"] = experts.experts;
   json["group_bytes"] = experts.group_bytes();
-  json["gate_up_group_bytes"] = experts.gate_up_group_bytes();
-  json["down_group_bytes"] = experts.down_group_bytes();
   json["shards_per_group"] = experts.shards_per_group;
   json["groups_per_layer"] = experts.groups_per_layer;
   json["increment_groups"] = plan.options.increment_groups;
@@ -183,11 +181,10 @@ std::string plan_table(const MemoryPlan& plan) {
   text += row("experts", format_bytes(experts.expert_bytes()),
               fmt::format("{} layers of {}", experts.moe_layers, experts.experts));
   text += row("other weights", format_bytes(plan.dense_weight_bytes));
-  text += row("expert group", format_bytes(experts.group_bytes()),
-              fmt::format("{} shard{}; gate+up {}, down {}", experts.shards_per_group,
-                          experts.shards_per_group > 1 ? "s" : "",
-                          format_bytes(experts.gate_up_group_bytes()),
-                          format_bytes(experts.down_group_bytes())));
+  text += row(
+      "expert group", format_bytes(experts.group_bytes()),
+      fmt::format("{} shard{} of {}", experts.shards_per_group,
+                  experts.shards_per_group > 1 ? "s" : "", format_bytes(experts.shard_bytes())));
   text += row("groups a layer", std::to_string(experts.groups_per_layer));
   text +=
       row("increment of the boundary",

@@ -198,10 +198,7 @@ void ExpertHeat::add_counts(const std::vector<uint32_t>& counts) {
 void ExpertHeat::rebuild() {
   const size_t groups = layout_.order.groups.size();
   for (auto& prefix : prefix_) prefix.assign(groups + 1, 0);
-  const double shard_bytes =
-      layout_.shards_per_group > 0
-          ? static_cast<double>(layout_.group_bytes()) / layout_.shards_per_group
-          : 0;
+  const auto shard_bytes = static_cast<double>(layout_.shard_bytes());
   for (size_t n = 0; n < groups; ++n) {
     const GroupId id = layout_.order.groups[n];
     std::array<double, kTokenBuckets> activated{};

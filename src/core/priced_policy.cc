@@ -103,7 +103,7 @@ double PricedPolicy::price_of_groups(const ReclaimInputs& in, const Market& mark
   const int after = in.boundary.groups_out + groups;
   const int free_until = std::clamp(planned_groups, in.boundary.groups_out, after);
   return price::give_up(price_of_staging(market, in.running, after, free_until), market.requests,
-                        2.0 * groups, config_.map_us);
+                        groups, config_.map_us);
 }
 
 double PricedPolicy::price_of_staging(const Market& market, int running, int groups_out,

@@ -19,7 +19,7 @@ struct PricedConfig {
   bool host_tier = true;                 // may demote, write back ahead and swap
   bool experts = true;                   // may give up expert groups
   bool queue_aware_reuse = true;         // reuse from turn gaps and the queue; false: plain LRU
-  Micros map_us = 74;                    // moving one handle; two a group
+  Micros map_us = 74;                    // moving one group's handle
   Micros horizon = 30 * kSecond;         // how long groups beyond the plan stay out, until measured
   Micros requeue = 100e3;                // preempted → running again, before it is measured
   size_t write_back_bytes = 256 * kMiB;  // written back ahead in one batch

@@ -20,8 +20,7 @@ class CheckpointExperts final : public HostExperts {
   // is being made.
   void set_report(std::function<void(size_t bytes)> report) { report_ = std::move(report); }
 
-  void copy_gate_up(int moe_layer, int first, int count, std::byte* to) const override;
-  void copy_down(int moe_layer, int first, int count, std::byte* to) const override;
+  void copy(int moe_layer, int first, int count, std::byte* to) const override;
 
  private:
   const Checkpoint& checkpoint_;

@@ -96,6 +96,22 @@ TEST(CpuExecutor, AModelThatDoesNotFitStartsWithGroupsGivenUp) {
   EXPECT_EQ(schedule.run(), expected);
 }
 
+TEST(CpuExecutor, PaddedExpertsGiveTheSameTokens) {
+  ExecutorConfig config = golden_config("mixtral", 50);
+  const Tokens prompts = make_prompts(5, 512, 3);
+  const Tokens expected = run_plainly(config, prompts, 8);
+  config.page_bytes = 16 * kKiB;
+  config.device_memory += kMiB;
+  RealClock clock;
+  CpuExecutor executor(config, clock);
+  const MemoryLayout& layout = executor.layout();
+  EXPECT_GT(layout.shard_bytes(), layout.gate_up_data_bytes + layout.down_data_bytes);
+  RandomSchedule schedule(executor, layout, {}, 5);
+  add_all(schedule, prompts, 8);
+  EXPECT_EQ(schedule.run(), expected);
+  EXPECT_GT(schedule.counts().boundary_moves, 0);
+}
+
 TEST(CpuExecutor, ABudgetThatCannotHoldTheModelIsAnErrorWithTheNumbers) {
   ExecutorConfig config = golden_config("mixtral", 25);
   config.device_memory = kMiB;

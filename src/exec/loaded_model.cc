@@ -20,8 +20,8 @@ Checkpoint open_supported(const ExecutorConfig& config) {
   return open_checkpoint(config.model, config.load_format, config.dummy_seed);
 }
 
-// The largest page up to 2 MiB of which one expert's matrices are whole multiples, so that a group
-// is a single expert and nothing is padded.
+// The largest page up to 2 MiB of which one expert is a whole multiple, so that a group is a single
+// expert and nothing is padded.
 size_t choose_page_bytes(const ModelConfig& model) {
   const size_t down = static_cast<size_t>(model.moe_intermediate_size) * model.hidden_size *
                       dtype_bytes(model.dtype);

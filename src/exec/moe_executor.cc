@@ -68,8 +68,7 @@ void MoeExecutor::sort_chosen(int moe_layer) {
     counts[e] += static_cast<uint32_t>(chosen);
     (e < first_given_up ? resident_ : given_up_).push_back(e);
   }
-  const MemoryLayout& layout = partition_.layout();
-  activated_bytes_ += given_up_.size() * (layout.gate_up_shard_bytes + layout.down_shard_bytes);
+  activated_bytes_ += given_up_.size() * partition_.layout().shard_bytes();
   experts_by_layer_.push_back(static_cast<uint16_t>(resident_.size() + given_up_.size()));
 }
 
@@ -80,9 +79,9 @@ void MoeExecutor::run(int moe_layer, const WeightMatrix& router, const void* x, 
   if (mode_ == StagingMode::kActivated) staging_.begin_experts(moe_layer, given_up_);
 
   const MemoryLayout& layout = partition_.layout();
-  const MoeWeights weights = {partition_.experts().gate_up(moe_layer),
-                              partition_.experts().down(moe_layer), layout.gate_up_shard_bytes,
-                              layout.down_shard_bytes, model_.dtype};
+  const std::byte* first = partition_.experts().expert(moe_layer, 0);
+  const MoeWeights weights = {first, first + layout.gate_up_shard_bytes, layout.shard_bytes(),
+                              layout.shard_bytes(), model_.dtype};
   const auto multiply = [&](std::span<const int32_t> experts) {
     ops_.moe_experts(x, tokens, shape_, weights, routing_, experts, workspace_.data());
   };

@@ -15,12 +15,8 @@ ExpertStore::ExpertStore(const MemoryLayout& layout, VirtualMemory& memory)
     : layout_(layout), memory_(memory), layers_(static_cast<size_t>(layout.moe_layers)) {
   for (int m = 0; m < layout.moe_layers; ++m)
     layers_[m].tail.resize(static_cast<size_t>(vamp::movable_groups(layout, m)));
-  const auto groups = static_cast<size_t>(layout.groups_per_layer);
   try {
-    for (Layer& layer : layers_) {
-      layer.gate_up = memory.reserve(groups * layout.gate_up_group_bytes());
-      layer.down = memory.reserve(groups * layout.down_group_bytes());
-    }
+    for (Layer& layer : layers_) layer.base = memory.reserve(layer_bytes());
   } catch (...) {
     release_ranges();
     throw;
@@ -32,23 +28,21 @@ ExpertStore::~ExpertStore() {
 }
 
 void ExpertStore::release_ranges() noexcept {
-  const auto groups = static_cast<size_t>(layout_.groups_per_layer);
   for (Layer& layer : layers_) {
     try {
-      if (layer.gate_up) memory_.release(layer.gate_up, groups * layout_.gate_up_group_bytes());
-      if (layer.down) memory_.release(layer.down, groups * layout_.down_group_bytes());
+      if (layer.base) memory_.release(layer.base, layer_bytes());
     } catch (const std::exception&) {
       // Addresses stay taken until the process ends; nobody uses them.
     }
   }
 }
 
-std::byte* ExpertStore::gate_up(GroupId id) const {
-  return gate_up(id.moe_layer) + static_cast<size_t>(id.group) * layout_.gate_up_group_bytes();
+std::byte* ExpertStore::expert(int moe_layer, int expert) const {
+  return layers_[moe_layer].base + static_cast<size_t>(expert) * layout_.shard_bytes();
 }
 
-std::byte* ExpertStore::down(GroupId id) const {
-  return down(id.moe_layer) + static_cast<size_t>(id.group) * layout_.down_group_bytes();
+std::byte* ExpertStore::group(GroupId id) const {
+  return expert(id.moe_layer, id.group * layout_.shards_per_group);
 }
 
 int ExpertStore::first_given_up_expert(int moe_layer) const {
@@ -64,26 +58,26 @@ int ExpertStore::head_groups(int moe_layer) const {
   return layout_.groups_per_layer - movable_groups(moe_layer);
 }
 
-const Frame& ExpertStore::frame(GroupId id) const {
+const Extent& ExpertStore::frame(GroupId id) const {
   VAMP_CHECK(is_movable(id) && id.group < layout_.groups_per_layer, "group {} of MoE layer {}",
              id.group, id.moe_layer);
   return layers_[id.moe_layer].tail[static_cast<size_t>(id.group - head_groups(id.moe_layer))];
 }
 
-Frame& ExpertStore::tail_frame(GroupId id) {
-  return const_cast<Frame&>(frame(id));
+Extent& ExpertStore::tail_frame(GroupId id) {
+  return const_cast<Extent&>(frame(id));
 }
 
-Frame ExpertStore::offload(GroupId id) {
+Extent ExpertStore::offload(GroupId id) {
   Layer& layer = layers_[id.moe_layer];
   VAMP_CHECK(id.group == layout_.groups_per_layer - 1 - layer.out,
              "group {} of MoE layer {} is not its last resident one", id.group, id.moe_layer);
-  Frame frame = std::move(tail_frame(id));
+  Extent frame = std::move(tail_frame(id));
   ++layer.out;
   return frame;
 }
 
-void ExpertStore::restore(GroupId id, Frame frame) {
+void ExpertStore::restore(GroupId id, Extent frame) {
   Layer& layer = layers_[id.moe_layer];
   VAMP_CHECK(id.group == layout_.groups_per_layer - layer.out,
              "group {} of MoE layer {} is not its first given-up one", id.group, id.moe_layer);
@@ -92,17 +86,15 @@ void ExpertStore::restore(GroupId id, Frame frame) {
   tail_frame(id) = std::move(frame);
 }
 
-void ExpertStore::set_frame(GroupId id, Frame frame) {
+void ExpertStore::set_frame(GroupId id, Extent frame) {
   VAMP_CHECK(!tail_frame(id));
   frame.hand_to(Holder::kExpertStore);
   tail_frame(id) = std::move(frame);
 }
 
-void ExpertStore::set_head(int moe_layer, Extent gate_up, Extent down) {
-  gate_up.hand_to(Holder::kExpertStore);
-  down.hand_to(Holder::kExpertStore);
-  layers_[moe_layer].head_gate_up = std::move(gate_up);
-  layers_[moe_layer].head_down = std::move(down);
+void ExpertStore::set_head(int moe_layer, Extent extent) {
+  extent.hand_to(Holder::kExpertStore);
+  layers_[moe_layer].head = std::move(extent);
 }
 
 }  // namespace vamp

@@ -11,13 +11,14 @@ namespace vamp {
 // Groups at the layer's end that may ever be given up, in any order.
 int movable_groups(const MemoryLayout& layout, int moe_layer);
 
-// Expert shards of all MoE layers. Per layer two virtual ranges, gate+up [E, 2I/tp, H] and down
-// [E, H, I/tp], each contiguous and at an address that never changes, so a kernel that indexes rows
-// as expert * N + n needs no pointer table and a captured graph stays valid at every boundary.
+// Expert shards of all MoE layers. Per layer one contiguous virtual range at an address that never
+// changes, so a kernel that finds an expert by a stride needs no pointer table and a captured graph
+// stays valid at every boundary. Each expert's gate+up [2I/tp, H] and down [H, I/tp] lie together
+// (ExpertGeometry): a group is one handle, and what a move costs is a matter of handles.
 //
-// A layer's head never moves: one extent for each of its two matrices. Its tail, as many groups as
-// may ever be given up, is one frame a group. A group that is given up has no frame of its own; its
-// address then shows the staging bank's frame of its place (see StagingBanks), never a hole.
+// A layer's head never moves and is one extent. Its tail, as many groups as may ever be given up,
+// is one frame a group. A group that is given up has no frame of its own; its address then shows
+// the staging bank's frame of its place (see StagingBanks), never a hole.
 //
 // It owns ranges and frames and says who is where; HbmPartition makes the driver calls. One thread.
 class ExpertStore {
@@ -28,11 +29,10 @@ class ExpertStore {
   ExpertStore(const ExpertStore&) = delete;
   ExpertStore& operator=(const ExpertStore&) = delete;
 
-  // First byte of expert 0. Expert e: + e * layout.gate_up_shard_bytes (down_shard_bytes).
-  std::byte* gate_up(int moe_layer) const { return layers_[moe_layer].gate_up; }
-  std::byte* down(int moe_layer) const { return layers_[moe_layer].down; }
-  std::byte* gate_up(GroupId id) const;
-  std::byte* down(GroupId id) const;
+  // First byte of an expert's gate+up; layout.gate_up_shard_bytes further begins its down matrix,
+  // layout.shard_bytes() further the next expert.
+  std::byte* expert(int moe_layer, int expert) const;
+  std::byte* group(GroupId id) const;
 
   // Groups of the layer given up: always its last ones.
   int groups_out(int moe_layer) const { return layers_[moe_layer].out; }
@@ -46,29 +46,28 @@ class ExpertStore {
   }
   int head_groups(int moe_layer) const;
   bool is_movable(GroupId id) const { return id.group >= head_groups(id.moe_layer); }
-  const Frame& frame(GroupId id) const;  // empty when given up
+  const Extent& frame(GroupId id) const;  // empty when given up
 
   // Bookkeeping of a move whose driver calls have succeeded. offload takes the layer's last
   // resident group, restore its first given-up one.
-  Frame offload(GroupId id);
-  void restore(GroupId id, Frame frame);
+  Extent offload(GroupId id);
+  void restore(GroupId id, Extent frame);
 
   // At start: groups given up from the beginning are offloaded while they have no frame yet, then
   // the others get theirs, and each layer the part that never moves.
-  void set_frame(GroupId id, Frame frame);
-  void set_head(int moe_layer, Extent gate_up, Extent down);
-  const Extent& head_gate_up(int moe_layer) const { return layers_[moe_layer].head_gate_up; }
-  const Extent& head_down(int moe_layer) const { return layers_[moe_layer].head_down; }
+  void set_frame(GroupId id, Extent frame);
+  void set_head(int moe_layer, Extent extent);
+  const Extent& head(int moe_layer) const { return layers_[moe_layer].head; }
 
  private:
   struct Layer {
-    std::byte* gate_up = nullptr;
-    std::byte* down = nullptr;
-    Extent head_gate_up, head_down;
-    std::vector<Frame> tail;  // [group - head_groups]
+    std::byte* base = nullptr;
+    Extent head;
+    std::vector<Extent> tail;  // [group - head_groups]
     int out = 0;
   };
-  Frame& tail_frame(GroupId id);
+  size_t layer_bytes() const { return layout_.group_bytes() * layout_.groups_per_layer; }
+  Extent& tail_frame(GroupId id);
   void release_ranges() noexcept;
 
   const MemoryLayout& layout_;  // the partition's; its order is not used here

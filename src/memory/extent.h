@@ -32,7 +32,8 @@ class ExtentLedger {
 };
 
 // Owns one physical handle, so it has exactly one holder: the object it lies in. It knows nothing
-// of where it is mapped; whoever holds it does, and unmaps it before the end.
+// of where it is mapped; whoever holds it does, and unmaps it before the end. A frame is an extent
+// of group_bytes: the memory of one expert group or of one KV pool slot. The boundary moves frames.
 class Extent {
  public:
   Extent() = default;
@@ -54,19 +55,6 @@ class Extent {
   Handle handle_;
   size_t bytes_ = 0;
   Holder holder_ = Holder::kFree;
-};
-
-// The memory of one expert group, and what a KV pool slot is made of: one extent for gate+up, one
-// for down. The boundary moves frames.
-struct Frame {
-  Extent gate_up;
-  Extent down;
-
-  explicit operator bool() const { return static_cast<bool>(gate_up); }
-  void hand_to(Holder holder) {
-    gate_up.hand_to(holder);
-    down.hand_to(holder);
-  }
 };
 
 }  // namespace vamp

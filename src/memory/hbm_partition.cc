@@ -17,8 +17,7 @@ HbmPartition::HbmPartition(const MemoryLayout& layout, int groups_out, VirtualMe
   VAMP_CHECK(groups_out >= layout_.min_groups_out && groups_out <= layout_.max_groups_out(),
              "boundary {} is not within {} ... {}", groups_out, layout_.min_groups_out,
              layout_.max_groups_out());
-  for (const size_t bytes :
-       {layout_.gate_up_group_bytes(), layout_.down_group_bytes(), layout_.base_pool_bytes})
+  for (const size_t bytes : {layout_.group_bytes(), layout_.base_pool_bytes})
     VAMP_CHECK(bytes % memory.granularity() == 0, "{} bytes is no multiple of the page of {}",
                bytes, memory.granularity());
   check_order(layout_.order);
@@ -31,23 +30,27 @@ HbmPartition::~HbmPartition() {
 
 void HbmPartition::start(int groups_out) {
   groups_out_ = groups_out;
-  const auto make_frame = [this] {
-    return Frame{Extent(memory_, ledger_, layout_.gate_up_group_bytes()),
-                 Extent(memory_, ledger_, layout_.down_group_bytes())};
+  const auto make = [this](int groups) {
+    return Extent(memory_, ledger_, static_cast<size_t>(groups) * layout_.group_bytes());
   };
   for (int k = 0; k < groups_out; ++k) experts_.offload(layout_.order.groups[k]);
-  for (int m = 0; m < layout_.moe_layers; ++m) create_layer(m);
+  // Handles in the order of their addresses: on the host neighbours become one kernel mapping.
+  for (int m = 0; m < layout_.moe_layers; ++m) {
+    const int head = experts_.head_groups(m);
+    if (head > 0) experts_.set_head(m, make(head));
+    for (int g = head; g < layout_.groups_per_layer - experts_.groups_out(m); ++g)
+      experts_.set_frame({m, g}, make(1));
+  }
   for (int k = 0; k < groups_out; ++k) {
     const GroupId id = layout_.order.groups[k];
     if (banks_.users(id) == 0)
-      banks_.put(id, make_frame());
+      banks_.put(id, make(1));
     else
       banks_.join(id);
   }
   if (layout_.base_pool_bytes > 0)
     kv_.set_base_pool(Extent(memory_, ledger_, layout_.base_pool_bytes));
-  for (PoolSlot slot = 0; slot < layout_.pool_slots(groups_out); ++slot)
-    kv_.put(slot, make_frame());
+  for (PoolSlot slot = 0; slot < layout_.pool_slots(groups_out); ++slot) kv_.put(slot, make(1));
 
   Remap mappings = start_mappings();
   mappings.run(memory_);
@@ -63,55 +66,28 @@ void HbmPartition::start(int groups_out) {
   check_sums();
 }
 
-// Handles in the order of their addresses: on the host neighbours become one kernel mapping.
-void HbmPartition::create_layer(int moe_layer) {
-  const int head = experts_.head_groups(moe_layer);
-  const int resident = layout_.groups_per_layer - experts_.groups_out(moe_layer);
-  const auto create = [&](size_t group_bytes, Extent& head_extent, std::vector<Extent>& tail) {
-    if (head > 0) head_extent = Extent(memory_, ledger_, static_cast<size_t>(head) * group_bytes);
-    for (int group = head; group < resident; ++group)
-      tail.emplace_back(memory_, ledger_, group_bytes);
-  };
-  Extent head_gate_up, head_down;
-  std::vector<Extent> gate_up, down;
-  create(layout_.gate_up_group_bytes(), head_gate_up, gate_up);
-  create(layout_.down_group_bytes(), head_down, down);
-  if (head > 0) experts_.set_head(moe_layer, std::move(head_gate_up), std::move(head_down));
-  for (size_t i = 0; i < gate_up.size(); ++i)
-    experts_.set_frame({moe_layer, head + static_cast<int>(i)},
-                       {std::move(gate_up[i]), std::move(down[i])});
-}
-
 Remap HbmPartition::start_mappings() const {
   Remap remap;
   const auto map = [&remap](std::byte* address, const Extent& extent) {
     remap.map(address, extent.bytes(), extent.handle());
   };
   for (int m = 0; m < layout_.moe_layers; ++m) {
-    const int head = experts_.head_groups(m), groups = layout_.groups_per_layer;
-    const auto frame = [&](GroupId id) -> const Frame& {
-      return experts_.frame(id) ? experts_.frame(id) : banks_.frame(id);
-    };
-    if (head > 0) map(experts_.gate_up(m), experts_.head_gate_up(m));
-    for (int g = head; g < groups; ++g) map(experts_.gate_up({m, g}), frame({m, g}).gate_up);
-    if (head > 0) map(experts_.down(m), experts_.head_down(m));
-    for (int g = head; g < groups; ++g) map(experts_.down({m, g}), frame({m, g}).down);
+    const int head = experts_.head_groups(m);
+    if (head > 0) map(experts_.expert(m, 0), experts_.head(m));
+    for (int g = head; g < layout_.groups_per_layer; ++g) {
+      const GroupId id{m, g};
+      map(experts_.group(id), experts_.frame(id) ? experts_.frame(id) : banks_.frame(id));
+    }
   }
   if (kv_.base_pool()) map(kv_.base(), kv_.base_pool());
-  for (PoolSlot slot = 0; slot < kv_.mapped_slots(); ++slot) {
-    map(kv_.slot(slot), kv_.frame(slot).gate_up);
-    map(kv_.slot(slot) + layout_.gate_up_group_bytes(), kv_.frame(slot).down);
-  }
+  for (PoolSlot slot = 0; slot < kv_.mapped_slots(); ++slot) map(kv_.slot(slot), kv_.frame(slot));
   return remap;
 }
 
 void HbmPartition::load(int moe_layer, int first_group, int groups) const {
   const int first = first_group * layout_.shards_per_group;
   const int count = std::min(groups * layout_.shards_per_group, layout_.experts - first);
-  if (count <= 0) return;
-  const GroupId id{moe_layer, first_group};
-  source_.copy_gate_up(moe_layer, first, count, experts_.gate_up(id));
-  source_.copy_down(moe_layer, first, count, experts_.down(id));
+  if (count > 0) source_.copy(moe_layer, first, count, experts_.expert(moe_layer, first));
 }
 
 void HbmPartition::set_order(OffloadOrder order) {
@@ -174,11 +150,11 @@ void HbmPartition::carry_out(PartitionPlan& plan) {
 
 void HbmPartition::commit(const PartitionPlan& plan) {
   const auto pop_free = [this] {
-    Frame frame = std::move(free_.back());
+    Extent frame = std::move(free_.back());
     free_.pop_back();
     return frame;
   };
-  const auto push_free = [this](Frame frame) {
+  const auto push_free = [this](Extent frame) {
     frame.hand_to(Holder::kFree);
     free_.push_back(std::move(frame));
   };
@@ -239,10 +215,8 @@ void HbmPartition::unmap_all() noexcept {
     }
   };
   const auto groups = static_cast<size_t>(layout_.groups_per_layer);
-  for (int m = 0; m < layout_.moe_layers; ++m) {
-    unmap(experts_.gate_up(m), groups * layout_.gate_up_group_bytes());
-    unmap(experts_.down(m), groups * layout_.down_group_bytes());
-  }
+  for (int m = 0; m < layout_.moe_layers; ++m)
+    unmap(experts_.expert(m, 0), groups * layout_.group_bytes());
   if (kv_.base_pool()) unmap(kv_.base(), layout_.base_pool_bytes);
   for (PoolSlot slot = 0; slot < kv_.slots(); ++slot)
     if (kv_.frame(slot)) unmap(kv_.slot(slot), layout_.group_bytes());

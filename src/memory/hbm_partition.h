@@ -68,7 +68,6 @@ class HbmPartition {
 
  private:
   void start(int groups_out);
-  void create_layer(int moe_layer);
   Remap start_mappings() const;
   void load(int moe_layer, int first_group, int groups) const;
   void check_order(const OffloadOrder& order) const;
@@ -86,7 +85,7 @@ class HbmPartition {
   ExpertStore experts_;
   StagingBanks banks_;
   KvArena kv_;
-  std::vector<Frame> free_;  // empty outside move()
+  std::vector<Extent> free_;  // empty outside move()
   int groups_out_ = 0;
   std::optional<std::string> broken_;
 };

@@ -56,29 +56,24 @@ void HbmPartition::check_invariants() const {
                extent.handle().value);
     held[static_cast<size_t>(holder)] += extent.bytes();
   };
-  const auto see_frame = [&](const Frame& frame, Holder holder) {
-    see(frame.gate_up, holder);
-    see(frame.down, holder);
-  };
   std::set<std::pair<int, int>> places;
   for (int m = 0; m < layout_.moe_layers; ++m) {
-    see(experts_.head_gate_up(m), Holder::kExpertStore);
-    see(experts_.head_down(m), Holder::kExpertStore);
+    see(experts_.head(m), Holder::kExpertStore);
     const int resident = layout_.groups_per_layer - experts_.groups_out(m);
     VAMP_CHECK(experts_.groups_out(m) == layout_.groups_out(groups_out_, m), "MoE layer {}", m);
     for (int g = experts_.head_groups(m); g < layout_.groups_per_layer; ++g) {
       const GroupId id{m, g};
       VAMP_CHECK(static_cast<bool>(experts_.frame(id)) == (g < resident),
                  "group {} of MoE layer {}", g, m);
-      see_frame(experts_.frame(id), Holder::kExpertStore);
+      see(experts_.frame(id), Holder::kExpertStore);
       if (g < resident) continue;
       VAMP_CHECK(banks_.frame(id), "group {} of MoE layer {} has neither frame nor bank", g, m);
       if (places.insert({StagingBanks::bank(id), banks_.place(id)}).second)
-        see_frame(banks_.frame(id), Holder::kStagingBank);
+        see(banks_.frame(id), Holder::kStagingBank);
     }
   }
   see(kv_.base_pool(), Holder::kKvArena);
-  for (PoolSlot slot = 0; slot < kv_.slots(); ++slot) see_frame(kv_.frame(slot), Holder::kKvArena);
+  for (PoolSlot slot = 0; slot < kv_.slots(); ++slot) see(kv_.frame(slot), Holder::kKvArena);
   VAMP_CHECK(free_.empty(), "{} frames are free outside a move", free_.size());
   for (int h = 0; h < kNumHolders; ++h)
     VAMP_CHECK(held[h] == ledger_.held(static_cast<Holder>(h)),

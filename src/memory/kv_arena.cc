@@ -51,16 +51,16 @@ std::vector<bool> KvArena::mapped() const {
   return mapped;
 }
 
-void KvArena::put(PoolSlot slot, Frame frame) {
-  Frame& place = frames_.at(static_cast<size_t>(slot));
+void KvArena::put(PoolSlot slot, Extent frame) {
+  Extent& place = frames_.at(static_cast<size_t>(slot));
   VAMP_CHECK(!place, "pool slot {} is mapped already", slot);
   frame.hand_to(Holder::kKvArena);
   place = std::move(frame);
   ++mapped_slots_;
 }
 
-Frame KvArena::take(PoolSlot slot) {
-  Frame& place = frames_.at(static_cast<size_t>(slot));
+Extent KvArena::take(PoolSlot slot) {
+  Extent& place = frames_.at(static_cast<size_t>(slot));
   VAMP_CHECK(place, "pool slot {} is a hole", slot);
   --mapped_slots_;
   return std::move(place);

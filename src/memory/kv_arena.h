@@ -31,13 +31,13 @@ class KvArena {
 
   int slots() const { return static_cast<int>(frames_.size()); }
   int mapped_slots() const { return mapped_slots_; }
-  std::byte* slot(PoolSlot slot) const;  // its gate+up extent comes first, then down
-  const Frame& frame(PoolSlot slot) const { return frames_.at(static_cast<size_t>(slot)); }
+  std::byte* slot(PoolSlot slot) const;
+  const Extent& frame(PoolSlot slot) const { return frames_.at(static_cast<size_t>(slot)); }
   std::vector<bool> mapped() const;
 
   // Bookkeeping of a move whose driver calls have succeeded.
-  void put(PoolSlot slot, Frame frame);
-  Frame take(PoolSlot slot);
+  void put(PoolSlot slot, Extent frame);
+  Extent take(PoolSlot slot);
 
   void set_base_pool(Extent extent);  // once, at start; empty if the layout has none
   const Extent& base_pool() const { return base_pool_; }
@@ -49,7 +49,7 @@ class KvArena {
   size_t block_bytes_, base_pool_bytes_, slot_bytes_;
   std::byte* base_ = nullptr;
   Extent base_pool_;
-  std::vector<Frame> frames_;
+  std::vector<Extent> frames_;
   int mapped_slots_ = 0;
 };
 

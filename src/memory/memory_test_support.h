@@ -20,8 +20,7 @@ struct LayoutShape {
   size_t base_pool_pages = 2;
 };
 
-// Groups of two shards: gate+up of two pages, down of one. Blocks of 5/8 pages straddle pages and
-// slots.
+// Groups of two shards and three pages. Blocks of 5/8 pages straddle pages and slots.
 inline MemoryLayout small_layout(const LayoutShape& shape = {}) {
   MemoryLayout layout;
   layout.page_bytes = shape.page;
@@ -47,24 +46,31 @@ inline MemoryLayout small_layout(const LayoutShape& shape = {}) {
 // Every 8 bytes of every shard tell where they belong.
 class PatternExperts : public HostExperts {
  public:
-  explicit PatternExperts(const MemoryLayout& layout)
-      : gate_up_bytes_(layout.gate_up_shard_bytes), down_bytes_(layout.down_shard_bytes) {}
+  explicit PatternExperts(const MemoryLayout& layout) : bytes_(layout.shard_bytes()) {}
 
-  void copy_gate_up(int moe_layer, int first, int count, std::byte* to) const override {
-    copy(1, moe_layer, first, count, gate_up_bytes_, to);
-  }
-  void copy_down(int moe_layer, int first, int count, std::byte* to) const override {
-    copy(2, moe_layer, first, count, down_bytes_, to);
+  void copy(int moe_layer, int first, int count, std::byte* to) const override {
+    const int call = ++calls_;
+    if (call >= fail_from_ && call < fail_to_)
+      throw Error("expert {} unreadable on purpose", first);
+    std::vector<uint64_t> words(bytes_ / 8);
+    for (int expert = first; expert < first + count; ++expert, to += bytes_) {
+      for (size_t i = 0; i < words.size(); ++i) words[i] = word(moe_layer, expert, i);
+      std::memcpy(to, words.data(), bytes_);
+    }
   }
 
-  static uint64_t word(int matrix, int moe_layer, int expert, size_t index) {
-    return (static_cast<uint64_t>(matrix) << 60) | (static_cast<uint64_t>(moe_layer) << 48) |
-           (static_cast<uint64_t>(expert) << 32) | index;
+  static uint64_t word(int moe_layer, int expert, size_t index) {
+    return (static_cast<uint64_t>(1 + moe_layer) << 48) | (static_cast<uint64_t>(expert) << 32) |
+           index;
   }
-  // Whether one expert's shards, read from these addresses, have the right bytes.
-  bool right(int moe_layer, int expert, const std::byte* gate_up, const std::byte* down) const {
-    return right(1, moe_layer, expert, gate_up_bytes_, gate_up) &&
-           right(2, moe_layer, expert, down_bytes_, down);
+  // Whether the expert that is read from this address has the right bytes.
+  bool right(int moe_layer, int expert, const std::byte* at) const {
+    for (size_t i = 0; i < bytes_ / 8; ++i) {
+      uint64_t found;
+      std::memcpy(&found, at + 8 * i, 8);
+      if (found != word(moe_layer, expert, i)) return false;
+    }
+    return true;
   }
 
   // The `call`-th copy from now throws, and so do `count - 1` after it.
@@ -76,26 +82,7 @@ class PatternExperts : public HostExperts {
   int calls() const { return calls_; }
 
  private:
-  void copy(int matrix, int moe_layer, int first, int count, size_t bytes, std::byte* to) const {
-    const int call = ++calls_;
-    if (call >= fail_from_ && call < fail_to_)
-      throw Error("expert {} unreadable on purpose", first);
-    std::vector<uint64_t> words(bytes / 8);
-    for (int expert = first; expert < first + count; ++expert, to += bytes) {
-      for (size_t i = 0; i < words.size(); ++i) words[i] = word(matrix, moe_layer, expert, i);
-      std::memcpy(to, words.data(), bytes);
-    }
-  }
-  static bool right(int matrix, int moe_layer, int expert, size_t bytes, const std::byte* at) {
-    for (size_t i = 0; i < bytes / 8; ++i) {
-      uint64_t found;
-      std::memcpy(&found, at + 8 * i, 8);
-      if (found != word(matrix, moe_layer, expert, i)) return false;
-    }
-    return true;
-  }
-
-  size_t gate_up_bytes_, down_bytes_;
+  size_t bytes_;
   mutable std::atomic<int> calls_ = 0;
   int fail_from_ = 0, fail_to_ = 0;
 };

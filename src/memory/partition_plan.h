@@ -45,19 +45,13 @@ class PartitionPlan {
   size_t free_frames() const { return free_.size(); }
 
  private:
-  struct Handles {
-    Handle gate_up, down;
-  };
   struct Place {
-    Handles frame;
+    Handle frame;
     int users = 0;
   };
-  static Handles handles(const Frame& frame) {
-    return {frame.gate_up.handle(), frame.down.handle()};
-  }
   Place& place(GroupId id);
-  void remap_group(GroupId id, Handles from, Handles to);
-  Handles pop_free();
+  void remap_group(GroupId id, Handle from, Handle to);
+  Handle pop_free();
 
   const MemoryLayout& layout_;
   const ExpertStore& experts_;
@@ -65,7 +59,7 @@ class PartitionPlan {
   const KvArena& kv_;
   std::vector<Transfer> transfers_;
   Remap remap_;
-  std::vector<Handles> free_;
+  std::vector<Handle> free_;
   std::map<std::pair<int, int>, Place> places_;  // (bank, place) as the plan changes them
 };
 

@@ -57,20 +57,12 @@ void Staging::begin(int moe_layer, std::vector<Run> runs) {
   work_.notify_one();
 }
 
-void Staging::wait_gate_up(int moe_layer) {
-  wait_until(moe_layer, State::kGateUpReady);
-}
-
 void Staging::wait(int moe_layer) {
-  wait_until(moe_layer, State::kReady);
-}
-
-void Staging::wait_until(int moe_layer, State wanted) {
   std::unique_lock lock(mutex_);
   State& state = states_[moe_layer];
-  if (state != State::kIdle && state < wanted && !failure_) {
+  if (state == State::kQueued && !failure_) {
     const Micros start = clock_.now();
-    ready_.wait(lock, [&] { return state >= wanted || failure_; });
+    ready_.wait(lock, [&] { return state == State::kReady || failure_; });
     counters_.stall += clock_.now() - start;
   }
   if (state != State::kIdle && failure_) std::rethrow_exception(failure_);
@@ -130,32 +122,19 @@ void Staging::work() {
 
 // Called with the lock, which it gives up while it copies.
 void Staging::copy(const Job& job, std::unique_lock<std::mutex>& lock) {
-  const MemoryLayout& layout = partition_.layout();
-  const int m = job.moe_layer;
-  const auto at = [](std::byte* base, int expert, size_t stride) {
-    return base + static_cast<size_t>(expert) * stride;
-  };
   lock.unlock();
   const Micros start = clock_.now();
   size_t experts = 0;
   for (const Run& run : job.runs) {
-    source_.copy_gate_up(
-        m, run.first, run.count,
-        at(partition_.experts().gate_up(m), run.first, layout.gate_up_shard_bytes));
+    source_.copy(job.moe_layer, run.first, run.count,
+                 partition_.experts().expert(job.moe_layer, run.first));
     experts += static_cast<size_t>(run.count);
   }
-  lock.lock();
-  states_[m] = State::kGateUpReady;
-  ready_.notify_all();
-  lock.unlock();
-  for (const Run& run : job.runs)
-    source_.copy_down(m, run.first, run.count,
-                      at(partition_.experts().down(m), run.first, layout.down_shard_bytes));
   const Micros end = clock_.now();
   lock.lock();
-  states_[m] = State::kReady;
+  states_[job.moe_layer] = State::kReady;
   counters_.copy += end - start;
-  counters_.staged_bytes += experts * (layout.gate_up_shard_bytes + layout.down_shard_bytes);
+  counters_.staged_bytes += experts * partition_.layout().shard_bytes();
 }
 
 }  // namespace vamp

@@ -30,10 +30,8 @@ struct StagingCounters {
 // One MoE layer's life, on the executor's thread:
 //
 //   begin_region(l) or begin_experts(l, chosen)   queues the copy, returns at once
-//   wait_gate_up(l)                               gate+up of the layer has arrived (it goes first)
-//   wait(l)                                       all of it has arrived: compute
-//   release(l)                                    the layer's MoE is done: its bank may be
-//   overwritten
+//   wait(l)                                       it has arrived: compute
+//   release(l)                                    its MoE is done: the bank may be overwritten
 //
 // Whole regions: begin all layers that have given-up groups at the start of a step, first to last;
 // the thread keeps the order and waits for banks by itself. Activated experts: begin after the
@@ -58,7 +56,6 @@ class Staging {
   void begin_region(int moe_layer);
   // Those of `experts` (ascending) that are given up. Does nothing if there are none.
   void begin_experts(int moe_layer, std::span<const int> experts);
-  void wait_gate_up(int moe_layer);
   void wait(int moe_layer);
   void release(int moe_layer);
 
@@ -73,14 +70,13 @@ class Staging {
     int first = 0;
     int count = 0;
   };
-  enum class State { kIdle, kQueued, kGateUpReady, kReady };
+  enum class State { kIdle, kQueued, kReady };
   struct Job {
     int moe_layer = 0;
     std::vector<Run> runs;
   };
 
   void begin(int moe_layer, std::vector<Run> runs);
-  void wait_until(int moe_layer, State state);
   void work();
   void copy(const Job& job, std::unique_lock<std::mutex>& lock);
 

@@ -24,7 +24,7 @@ int StagingBanks::frames() const {
   return frames;
 }
 
-void StagingBanks::put(GroupId id, Frame frame) {
+void StagingBanks::put(GroupId id, Extent frame) {
   Place& place = at(id);
   VAMP_CHECK(place.users == 0 && !place.frame, "bank place {} has a frame already",
              this->place(id));
@@ -42,7 +42,7 @@ void StagingBanks::leave(GroupId id) {
   --at(id).users;
 }
 
-Frame StagingBanks::take(GroupId id) {
+Extent StagingBanks::take(GroupId id) {
   VAMP_CHECK(users(id) == 1, "bank place {} has {} users", place(id), users(id));
   at(id).users = 0;
   return std::move(at(id).frame);

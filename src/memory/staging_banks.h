@@ -24,17 +24,17 @@ class StagingBanks {
   int place(GroupId id) const { return groups_per_layer_ - 1 - id.group; }
 
   int users(GroupId id) const { return at(id).users; }
-  const Frame& frame(GroupId id) const { return at(id).frame; }
+  const Extent& frame(GroupId id) const { return at(id).frame; }
   int frames() const;
 
-  void put(GroupId id, Frame frame);  // a place's first user brings the frame
-  void join(GroupId id);              // a further user
-  void leave(GroupId id);             // of several users
-  Frame take(GroupId id);             // the last user takes it away
+  void put(GroupId id, Extent frame);  // a place's first user brings the frame
+  void join(GroupId id);               // a further user
+  void leave(GroupId id);              // of several users
+  Extent take(GroupId id);             // the last user takes it away
 
  private:
   struct Place {
-    Frame frame;
+    Extent frame;
     int users = 0;
   };
   Place& at(GroupId id);

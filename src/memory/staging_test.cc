@@ -24,20 +24,15 @@ class CopyClock final : public Clock {
   std::atomic<int> ticks_ = 0;
 };
 
-// Tells before each copy what is about to be copied: (matrix, layer).
+// Tells before each copy which layer is about to be copied.
 class WatchedExperts final : public HostExperts {
  public:
-  using Watch = std::function<void(int matrix, int moe_layer)>;
+  using Watch = std::function<void(int moe_layer)>;
   WatchedExperts(const HostExperts& inner, CopyClock& clock) : inner_(inner), clock_(clock) {}
 
-  void copy_gate_up(int moe_layer, int first, int count, std::byte* to) const override {
-    if (watch) watch(1, moe_layer);
-    inner_.copy_gate_up(moe_layer, first, count, to);
-    clock_.tick();
-  }
-  void copy_down(int moe_layer, int first, int count, std::byte* to) const override {
-    if (watch) watch(2, moe_layer);
-    inner_.copy_down(moe_layer, first, count, to);
+  void copy(int moe_layer, int first, int count, std::byte* to) const override {
+    if (watch) watch(moe_layer);
+    inner_.copy(moe_layer, first, count, to);
     clock_.tick();
   }
 
@@ -52,10 +47,7 @@ class StagingTest : public testing::TestWithParam<bool> {
  protected:
   StagingTest() { staging_.emplace(partition_, watched_, clock_); }
 
-  bool right(int m, int e) const {
-    return source_.right(m, e, partition_.experts().gate_up(m) + e * layout_.gate_up_shard_bytes,
-                         partition_.experts().down(m) + e * layout_.down_shard_bytes);
-  }
+  bool right(int m, int e) const { return source_.right(m, e, partition_.experts().expert(m, e)); }
   bool layer_right(int m) const {
     for (int e = 0; e < layout_.experts; ++e)
       if (!right(m, e)) return false;
@@ -89,14 +81,13 @@ TEST_P(StagingTest, EveryLayerSeesItsOwnExpertsWhole) {
     size_t bytes = 0;
     int layers = 0;
     for (int m = 0; m < layout_.moe_layers; ++m) {
-      bytes += static_cast<size_t>(partition_.experts().experts_out(m)) *
-               (layout_.gate_up_shard_bytes + layout_.down_shard_bytes);
+      bytes += static_cast<size_t>(partition_.experts().experts_out(m)) * layout_.shard_bytes();
       layers += partition_.experts().experts_out(m) > 0;
     }
     EXPECT_EQ(layers, layout_.moe_layers - (GetParam() ? 1 : 0));
     const StagingCounters counters = staging_->end_step();
     EXPECT_EQ(counters.staged_bytes, bytes);
-    EXPECT_EQ(counters.copy, 200.0 * layers);
+    EXPECT_EQ(counters.copy, 100.0 * layers);
     EXPECT_LE(counters.stall, counters.copy);
   }
 }
@@ -115,7 +106,7 @@ TEST_P(StagingTest, ABankIsOverwrittenOnlyAfterItsLayerWasReleased) {
   std::array<std::atomic<bool>, 6> released{};
   std::atomic<int> early = 0, copies = 0;
   const int first = GetParam() ? 1 : 0;
-  watched_.watch = [&](int, int m) {
+  watched_.watch = [&](int m) {
     ++copies;
     if (m - 2 >= first && !released[m - 2]) ++early;
   };
@@ -129,7 +120,7 @@ TEST_P(StagingTest, ABankIsOverwrittenOnlyAfterItsLayerWasReleased) {
     staging_->release(m);
   }
   EXPECT_EQ(early, 0);
-  EXPECT_EQ(copies, 2 * (layout_.moe_layers - first));
+  EXPECT_EQ(copies, layout_.moe_layers - first);
   staging_->end_step();
 }
 
@@ -138,10 +129,8 @@ TEST_P(StagingTest, ActivatedExpertsAloneAreCopied) {
   for (int round = 0; round < 30; ++round) {
     const int m = static_cast<int>(random.between(0, layout_.moe_layers - 1));
     const int given_up = partition_.experts().first_given_up_expert(m);
-    for (int e = given_up; e < layout_.experts; ++e) {
-      std::memset(partition_.experts().gate_up(m) + e * layout_.gate_up_shard_bytes, 0xEE,
-                  layout_.gate_up_shard_bytes);
-    }
+    for (int e = given_up; e < layout_.experts; ++e)
+      std::memset(partition_.experts().expert(m, e), 0xEE, layout_.shard_bytes());
     std::vector<int> chosen;
     size_t staged = 0;
     for (int e = 0; e < layout_.experts; ++e) {
@@ -156,28 +145,13 @@ TEST_P(StagingTest, ActivatedExpertsAloneAreCopied) {
       EXPECT_EQ(right(m, e), e < given_up || is_chosen);
     }
     staging_->release(m);
-    EXPECT_EQ(staging_->end_step().staged_bytes,
-              staged * (layout_.gate_up_shard_bytes + layout_.down_shard_bytes));
+    EXPECT_EQ(staging_->end_step().staged_bytes, staged * layout_.shard_bytes());
   }
   EXPECT_THROW(staging_->begin_experts(5, std::vector<int>{14, 12}), InvariantError);
 }
 
-TEST_P(StagingTest, GateAndUpArriveFirst) {
-  std::atomic<bool> gate_up_seen = false;
-  watched_.watch = [&](int matrix, int) {
-    if (matrix == 2) gate_up_seen.wait(false);  // down cannot come before we have seen gate+up
-  };
-  staging_->begin_region(3);
-  staging_->wait_gate_up(3);
-  gate_up_seen = true;
-  gate_up_seen.notify_all();
-  staging_->wait(3);
-  EXPECT_TRUE(layer_right(3));
-  staging_->release(3);
-}
-
 TEST_P(StagingTest, AnUnreadableHostCopyFailsTheStepAndNoOther) {
-  for (int call = 1; call <= 6; ++call) {
+  for (int call = 1; call <= 5; ++call) {
     source_.fail(call);
     EXPECT_THROW(run_step(), Error);
     staging_->abandon();

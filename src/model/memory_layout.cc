@@ -15,6 +15,7 @@ namespace {
 constexpr int kPaperIncrementShards = 4;
 constexpr size_t kMinPage = 512;
 constexpr size_t kMaxPage = kGiB;
+constexpr size_t kMatrixAlignment = 256;
 
 size_t round_up(size_t value, size_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
@@ -39,22 +40,16 @@ void check_options(const MemoryLayoutOptions& options) {
   }
 }
 
-// Bytes that padding adds to `shards` shards, gate+up and down together.
-size_t padding(size_t gate_up, size_t down, size_t shards, size_t page) {
-  return round_up(gate_up * shards, page) - gate_up * shards + round_up(down * shards, page) -
-         down * shards;
-}
-
-size_t choose_shards_per_group(size_t gate_up, size_t down, size_t experts, size_t page) {
+size_t choose_shards_per_group(size_t shard, size_t experts, size_t page) {
   const size_t limit = std::max<size_t>(1, std::bit_floor(experts / 8));
   size_t best = 1;
   double least = std::numeric_limits<double>::infinity();
   size_t small = 0;  // the smallest run that wastes little
   for (size_t shards = 1; shards <= limit; shards *= 2) {
-    const size_t waste = padding(gate_up, down, shards, page);
+    const size_t waste = round_up(shard * shards, page) - shard * shards;
     if (waste == 0) return shards;
     const double share = static_cast<double>(waste) / static_cast<double>(shards);
-    if (small == 0 && share * 16 <= static_cast<double>(gate_up + down)) small = shards;
+    if (small == 0 && share * 16 <= static_cast<double>(shard)) small = shards;
     if (share < least) {
       least = share;
       best = shards;
@@ -131,10 +126,14 @@ ExpertGeometry make_expert_geometry(const ModelConfig& model, int tensor_paralle
                       static_cast<size_t>(model.hidden_size) * dtype_bytes(model.dtype);
   geometry.gate_up_data_bytes = 2 * down;
   geometry.down_data_bytes = down;
-  const size_t shards = choose_shards_per_group(2 * down, down, geometry.experts, page_bytes);
+  geometry.gate_up_shard_bytes = round_up(2 * down, kMatrixAlignment);
+  const size_t shard = geometry.gate_up_shard_bytes + round_up(down, kMatrixAlignment);
+  // A power of two of at most page / 256: so many always fill pages. So the stride is a multiple of
+  // 256, padded or not.
+  const size_t shards = choose_shards_per_group(shard, geometry.experts, page_bytes);
   geometry.shards_per_group = static_cast<int>(shards);
-  geometry.gate_up_shard_bytes = round_up(2 * down * shards, page_bytes) / shards;
-  geometry.down_shard_bytes = round_up(down * shards, page_bytes) / shards;
+  geometry.down_shard_bytes =
+      round_up(shard * shards, page_bytes) / shards - geometry.gate_up_shard_bytes;
   geometry.groups_per_layer =
       (geometry.experts + geometry.shards_per_group - 1) / geometry.shards_per_group;
   return geometry;

@@ -55,28 +55,30 @@ struct MemoryLayoutOptions {
 };
 
 // How one rank's experts lie in memory. Each rank holds every expert, cut along the intermediate
-// size.
+// size. Whole experts follow each other, each its gate and up rows and then its down matrix, so
+// that a group is one run of bytes: remapping costs by the handle.
 struct ExpertGeometry {
   int moe_layers = 0;
   int experts = 0;                 // per layer
-  size_t gate_up_shard_bytes = 0;  // stride of an expert in [E, 2I/tp, H], padding included
-  size_t down_shard_bytes = 0;     // stride of an expert in [E, H, I/tp], padding included
+  size_t gate_up_shard_bytes = 0;  // an expert's [2I/tp, H], padding included
+  size_t down_shard_bytes = 0;     // an expert's [H, I/tp], padding included; lies behind it
   size_t gate_up_data_bytes = 0;   // the same without the padding
   size_t down_data_bytes = 0;
   int shards_per_group = 0;
   int groups_per_layer = 0;  // ceil(experts / shards_per_group): the last may lack some shards
-  size_t gate_up_group_bytes() const { return gate_up_shard_bytes * shards_per_group; }
-  size_t down_group_bytes() const { return down_shard_bytes * shards_per_group; }
-  size_t group_bytes() const { return gate_up_group_bytes() + down_group_bytes(); }
+  // A whole expert, and the stride of both matrices from one expert to the next.
+  size_t shard_bytes() const { return gate_up_shard_bytes + down_shard_bytes; }
+  size_t group_bytes() const { return shard_bytes() * shards_per_group; }
   int total_groups() const { return moe_layers * groups_per_layer; }
   size_t expert_bytes() const { return group_bytes() * total_groups(); }
   // Groups of a layer that VAMP-r may give up: r percent of the experts, in whole groups.
   int groups_for_percent(double percent, bool round_to_increment) const;
 };
 
-// A group is the smallest run of shards for which both gate+up and down fill whole pages. Where
-// that would be more than an eighth of a layer (gpt-oss: all 128), shards are padded instead: the
-// smallest power of two of shards that wastes at most 1/16, else the one that wastes least.
+// A group is the smallest run of shards that fills whole pages. Where that would be more than an
+// eighth of a layer (gpt-oss: all 128), shards are padded instead: the smallest power of two of
+// shards that wastes at most 1/16, else the one that wastes least. Both matrices of an expert begin
+// at multiples of 256 bytes.
 ExpertGeometry make_expert_geometry(const ModelConfig& model, int tensor_parallel,
                                     size_t page_bytes);
 

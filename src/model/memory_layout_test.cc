@@ -70,11 +70,11 @@ void for_random_layouts(Check check) {
 
 TEST(MemoryLayout, GroupsFillWholePages) {
   for_random_layouts([](const MemoryLayout& layout, const MemoryLayoutOptions& options) {
-    EXPECT_EQ(layout.gate_up_group_bytes() % options.page_bytes, 0u);
-    EXPECT_EQ(layout.down_group_bytes() % options.page_bytes, 0u);
+    EXPECT_EQ(layout.group_bytes() % options.page_bytes, 0u);
+    EXPECT_EQ(layout.gate_up_shard_bytes % 256, 0u);
+    EXPECT_EQ(layout.shard_bytes() % 256, 0u);
     EXPECT_GE(layout.gate_up_shard_bytes, layout.gate_up_data_bytes);
     EXPECT_GE(layout.down_shard_bytes, layout.down_data_bytes);
-    EXPECT_EQ(layout.gate_up_shard_bytes * layout.shards_per_group, layout.gate_up_group_bytes());
     EXPECT_GE(layout.groups_per_layer * layout.shards_per_group, layout.experts);
     EXPECT_LT((layout.groups_per_layer - 1) * layout.shards_per_group, layout.experts);
   });
@@ -254,7 +254,7 @@ TEST(ExpertGeometry, ShardsPerGroup) {
     EXPECT_EQ(experts.shards_per_group, shards) << ranks;
     EXPECT_EQ(experts.group_bytes(), 6 * kMiB) << ranks;
     EXPECT_EQ(experts.expert_bytes(), 144 * kGiB / ranks) << ranks;
-    EXPECT_EQ(experts.gate_up_group_bytes(), 4 * kMiB);
+    EXPECT_EQ(experts.gate_up_shard_bytes, 4 * kMiB / ranks);
   }
   const ModelConfig qwen = load_model_config(kModels / "qwen3-30b-a3b");
   const ExpertGeometry experts = make_expert_geometry(qwen, 1, 2 * kMiB);
@@ -269,7 +269,8 @@ TEST(ExpertGeometry, PadsWhereNoSmallRunOfShardsFillsPages) {
   model.moe_intermediate_size = 2880;
   const ExpertGeometry experts = make_expert_geometry(model, 1, 2 * kMiB);
   EXPECT_EQ(experts.shards_per_group, 1);
-  EXPECT_EQ(experts.down_shard_bytes, 16 * kMiB);
+  EXPECT_EQ(experts.gate_up_shard_bytes, 2u * 2880 * 2880 * 2);  // whole, the padding behind down
+  EXPECT_EQ(experts.shard_bytes(), 48 * kMiB);
   EXPECT_EQ(experts.down_data_bytes, 2880u * 2880 * 2);
   EXPECT_EQ(experts.groups_per_layer, 128);
 }

@@ -48,7 +48,7 @@ LatencyModel::LatencyModel(const ModelConfig& model, const MemoryLayout& layout,
   pair_operations_ = 4.0 * model.num_heads * model.head_dim / tp;
   weight_bytes_ = static_cast<double>(dtype_bytes(model.dtype));
   state_bytes_ = static_cast<double>(layout.recurrent_state_bytes);
-  shard_bytes_ = static_cast<double>(layout.group_bytes()) / std::max(1, layout.shards_per_group);
+  shard_bytes_ = static_cast<double>(layout.shard_bytes());
 }
 
 Micros LatencyModel::roofline(double bytes, double operations) const {
@@ -111,26 +111,18 @@ StagingStats LatencyModel::stage_whole(const LayerTimes& times, double tokens) c
   StagingStats stats;
   stats.used = StagingMode::kWholeRegion;
   const double rate = machine_.link_up_gbps * 1e3;
-  const double gate_up_share = static_cast<double>(layout_.gate_up_group_bytes()) /
-                               static_cast<double>(std::max<size_t>(1, layout_.group_bytes()));
   double bytes = 0, chosen = 0;
   Micros now = 0;     // the compute stream
   Micros copied = 0;  // the copy engine
-  Micros moe_start =
-      0;  // of the layer before: its copy's bank is free then, and the next may start
+  // Of the layer before: its copy's bank is free then, and the next may start.
+  Micros moe_start = 0;
   for (const int out : out_by_layer_) {
     now += times.attention;
     const double region = static_cast<double>(out) * static_cast<double>(layout_.group_bytes());
-    const Micros begin = std::max(moe_start, copied);
-    const Micros gate_up_copied = out > 0 ? begin + gate_up_share * region / rate : now;
-    const Micros ready = std::max(now, gate_up_copied);
-    moe_start = ready;
-    // Gate and up need their two thirds of the weights only; down waits for the rest.
-    const Micros gate_up_done = ready + times.moe * 2 / 3;
-    if (out > 0) copied = begin + region / rate;
-    const Micros down_start = out > 0 ? std::max(gate_up_done, copied) : gate_up_done;
-    stats.stall += (ready - now) + (down_start - gate_up_done);
-    now = down_start + times.moe / 3;
+    if (out > 0) copied = std::max(moe_start, copied) + region / rate;
+    moe_start = out > 0 ? std::max(now, copied) : now;
+    stats.stall += moe_start - now;
+    now = moe_start + times.moe;
     if (out == 0) continue;
     bytes += region;
     chosen += shard_bytes_ * routing_.distinct(tokens, std::min(out * layout_.shards_per_group,
@@ -168,8 +160,7 @@ StepTime LatencyModel::step(const StepShape& shape, int groups_out, StagingMode 
 }
 
 Micros LatencyModel::boundary_move(int groups, int restored) const {
-  constexpr double kHandlesPerGroup = 2;  // gate+up and down
-  return groups * kHandlesPerGroup * machine_.handle_move +
+  return groups * machine_.handle_move +
          restored * static_cast<double>(layout_.group_bytes()) / (machine_.link_up_gbps * 1e3);
 }
 

@@ -169,12 +169,12 @@ TEST_F(SimExecutorTest, BoundaryMovesTakeTimeByHandleAndRestoringCopies) {
   plan.step = 1;
   plan.boundary = BoundaryMove{.groups_out = 8, .map_slots = {}, .unmap_slots = {}};
   executor.submit(plan);
-  EXPECT_DOUBLE_EQ(executor.wait().boundary_us, 8 * 2 * 74);
+  EXPECT_DOUBLE_EQ(executor.wait().boundary_us, 8 * 74);
   plan.step = 2;
   plan.boundary->groups_out = 4;
   executor.submit(plan);
   EXPECT_DOUBLE_EQ(executor.wait().boundary_us,
-                   4 * 2 * 74 + 4.0 * static_cast<double>(layout_.group_bytes()) / 55e3);
+                   4 * 74 + 4.0 * static_cast<double>(layout_.group_bytes()) / 55e3);
 }
 
 TEST_F(SimExecutorTest, LostPlansStayLostUntilReset) {

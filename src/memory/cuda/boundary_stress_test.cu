@@ -74,26 +74,19 @@ class BoundaryStress : public CudaTest, public testing::WithParamInterface<LinkC
       for (int e = 0; e < layout.experts; ++e) expected_.push_back(expected_sum(m, e));
   }
 
-  static uint64_t expected_sum(int matrix, int m, int e, size_t bytes) {
-    uint64_t sum = 0;
-    for (size_t i = 0; i < bytes / 8; ++i)
-      sum += PatternExperts::word(matrix, m, e, i) * (2 * i + 1);
-    return sum;
-  }
   uint64_t expected_sum(int m, int e) const {
-    return expected_sum(1, m, e, world_->layout.gate_up_shard_bytes) +
-           expected_sum(2, m, e, world_->layout.down_shard_bytes);
+    uint64_t sum = 0;
+    for (size_t i = 0; i < world_->layout.shard_bytes() / 8; ++i)
+      sum += PatternExperts::word(m, e, i) * (2 * i + 1);
+    return sum;
   }
   unsigned long long* wrong() { return sums_->get() + sums_->size() - 1; }
 
-  void sum(int m, bool gate_up, const int32_t* tokens, cudaStream_t stream) {
+  void sum(int m, const int32_t* tokens, cudaStream_t stream) {
     const MemoryLayout& layout = world_->layout;
-    const ExpertStore& experts = world_->partition.experts();
-    const std::byte* weights = gate_up ? experts.gate_up(m) : experts.down(m);
-    const size_t words = (gate_up ? layout.gate_up_shard_bytes : layout.down_shard_bytes) / 8;
-    sum_kernel<<<layout.experts, kThreads, 0, stream>>>(reinterpret_cast<const uint64_t*>(weights),
-                                                        words, tokens,
-                                                        sums_->get() + m * layout.experts);
+    sum_kernel<<<layout.experts, kThreads, 0, stream>>>(
+        reinterpret_cast<const uint64_t*>(world_->partition.experts().expert(m, 0)),
+        layout.shard_bytes() / 8, tokens, sums_->get() + m * layout.experts);
   }
   void clear_and_check_slots(cudaStream_t stream) {
     check_cuda(cudaMemsetAsync(sums_->get(), 0, sums_->size() * 8, stream), "clearing the sums");
@@ -106,7 +99,7 @@ class BoundaryStress : public CudaTest, public testing::WithParamInterface<LinkC
   cudaGraphExec_t capture(ExpertGather& gather, cudaStream_t stream) {
     const MemoryLayout& layout = world_->layout;
     CudaStream side;
-    CudaEvent routed, gate_up_there, down_there;
+    CudaEvent routed, gathered;
     check_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "capture");
     clear_and_check_slots(stream);
     for (int m = 0; m < layout.moe_layers; ++m) {
@@ -115,14 +108,10 @@ class BoundaryStress : public CudaTest, public testing::WithParamInterface<LinkC
                                           tokens);
       routed.record(stream);
       routed.order(side.get());
-      gather.gather_gate_up(m, tokens, side.get());
-      gate_up_there.record(side.get());
-      gather.gather_down(m, tokens, side.get());
-      down_there.record(side.get());
-      gate_up_there.order(stream);
-      sum(m, true, tokens, stream);
-      down_there.order(stream);
-      sum(m, false, tokens, stream);
+      gather.gather(m, tokens, side.get());
+      gathered.record(side.get());
+      gathered.order(stream);
+      sum(m, tokens, stream);
     }
     cudaGraph_t graph = nullptr;
     cudaGraphExec_t exec = nullptr;
@@ -138,7 +127,7 @@ class BoundaryStress : public CudaTest, public testing::WithParamInterface<LinkC
     const int n = static_cast<int>(random.below(world_->layout.max_groups_out() + 1));
     const auto target = target_for(partition, n, [&](size_t count) { return random.below(count); });
     const bool fails = random.chance(0.1);
-    if (fails) world_->failing.arm(static_cast<int>(random.between(1, 40)));
+    if (fails) world_->failing.arm(static_cast<int>(random.between(1, 20)));
     std::vector<PoolSlot> fresh = target.map_slots;
     try {
       partition.move(target);
@@ -220,8 +209,7 @@ TEST_P(BoundaryStress, GraphsStayRightWhereverTheBoundaryIs) {
         for (int e = world_->partition.experts().first_given_up_expert(m); e < layout.experts; ++e)
           staged += is_chosen(seed, m, e, layout.moe_layers, layout.experts);
     }
-    ASSERT_EQ(gather.take_staged_bytes(stream.get()),
-              staged * (layout.gate_up_shard_bytes + layout.down_shard_bytes));
+    ASSERT_EQ(gather.take_staged_bytes(stream.get()), staged * layout.shard_bytes());
   }
   EXPECT_GT(failures_, 30);
   world_->partition.check_invariants();
@@ -242,10 +230,8 @@ TEST_P(BoundaryStress, EagerWholeRegionStepsTakeTurnsWithGraphs) {
     clear_and_check_slots(stream.get());
     for (int m = 0; m < layout.moe_layers; ++m) staging.begin_region(m);
     for (int m = 0; m < layout.moe_layers; ++m) {
-      staging.wait_gate_up(m, stream.get());
-      sum(m, true, nullptr, stream.get());
       staging.wait(m, stream.get());
-      sum(m, false, nullptr, stream.get());
+      sum(m, nullptr, stream.get());
       staging.release(m, stream.get());
     }
     stream.synchronize("an eager step");

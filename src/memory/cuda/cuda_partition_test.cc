@@ -51,8 +51,7 @@ TEST_F(CudaPartition, LeavesNothingOnTheDevice) {
   {
     HbmPartition partition(layout, 7, shadow, pinned);
     EXPECT_EQ(device.created_bytes(), partition.ledger().created());
-    EXPECT_EQ(pinned.pinned_bytes(),
-              3u * 7 * (layout.gate_up_shard_bytes + layout.down_shard_bytes));
+    EXPECT_EQ(pinned.pinned_bytes(), 3u * 7 * layout.shard_bytes());
   }
   EXPECT_EQ(device.created_bytes(), 0u);
   EXPECT_TRUE(shadow.table().empty());

@@ -18,15 +18,15 @@ struct CudaStagingCounters {
 };
 
 // Whole-region staging in eager steps: the copy for a layer goes to the experts' own addresses,
-// behind which the bank of the layer's parity lies, on a copy stream, gate+up first. Sizes depend
-// on the boundary, so none of this belongs into a captured graph (ExpertGather does).
+// behind which the bank of the layer's parity lies, on a copy stream. A region is one copy, as it
+// is one run of bytes on both sides. Sizes depend on the boundary, so none of this belongs into a
+// captured graph (ExpertGather does).
 //
 // One MoE layer's life, all calls on the executor's thread, which waits for nothing:
 //
-//   begin_region(l)          the copy is queued: at once if the bank is free, else when its layer
-//   is released wait_gate_up(l, stream)  what follows on `stream` sees gate+up wait(l, stream) what
-//   follows on `stream` sees all release(l, stream)       once what is on `stream` so far has run,
-//   the bank may be overwritten
+//   begin_region(l)      queues the copy; issued at once, or when the bank's layer is released
+//   wait(l, stream)      what follows on `stream` sees the layer's experts
+//   release(l, stream)   once what is on `stream` so far has run, the bank may be overwritten
 //
 // wait must come after release of the layer that used the bank before: begin all layers at the
 // step's start, then go through them in order. All is ordered by events between whole kernels and
@@ -38,7 +38,6 @@ class CudaStaging {
   CudaStaging(const HbmPartition& partition, const PinnedExperts& source);
 
   void begin_region(int moe_layer);
-  void wait_gate_up(int moe_layer, cudaStream_t stream);
   void wait(int moe_layer, cudaStream_t stream);
   void release(int moe_layer, cudaStream_t stream);
 
@@ -50,15 +49,11 @@ class CudaStaging {
   enum class State { kIdle, kQueued, kCopying };
   struct Layer {
     State state = State::kIdle;
-    bool timed_gate_up = false, timed_all = false;  // in this step
+    bool waited = false;  // in this step
     size_t bytes = 0;
     CudaEvent start{CudaEvent::Kind::kTiming}, end{CudaEvent::Kind::kTiming};
-    CudaEvent gate_up_ready;
-    std::array<CudaEvent, 2> before_gate_up = timing_pair(), before_all = timing_pair();
+    CudaEvent wait_start{CudaEvent::Kind::kTiming}, wait_end{CudaEvent::Kind::kTiming};
   };
-  static std::array<CudaEvent, 2> timing_pair() {
-    return {CudaEvent(CudaEvent::Kind::kTiming), CudaEvent(CudaEvent::Kind::kTiming)};
-  }
   void issue(int moe_layer);
   void issue_queued();
 

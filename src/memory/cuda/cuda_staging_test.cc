@@ -11,19 +11,14 @@ using CudaStagingTest = CudaTest;
 // compute stream, so that what it saw can be looked at afterwards.
 void run_step(CudaWorld& world, CudaStaging& staging) {
   const MemoryLayout& layout = world.layout;
-  const size_t gate_up = layout.experts * layout.gate_up_shard_bytes;
-  const size_t down = layout.experts * layout.down_shard_bytes;
+  const size_t bytes = layout.experts * layout.shard_bytes();
   CudaStream compute;
   std::vector<PinnedBuffer> seen;
   for (int m = 0; m < layout.moe_layers; ++m) staging.begin_region(m);
   for (int m = 0; m < layout.moe_layers; ++m) {
-    seen.emplace_back(gate_up + down);
-    staging.wait_gate_up(m, compute.get());
-    check_cuda(cudaMemcpyAsync(seen[m].data(), world.partition.experts().gate_up(m), gate_up,
-                               cudaMemcpyDeviceToHost, compute.get()),
-               "a test's read");
+    seen.emplace_back(bytes);
     staging.wait(m, compute.get());
-    check_cuda(cudaMemcpyAsync(seen[m].data() + gate_up, world.partition.experts().down(m), down,
+    check_cuda(cudaMemcpyAsync(seen[m].data(), world.partition.experts().expert(m, 0), bytes,
                                cudaMemcpyDeviceToHost, compute.get()),
                "a test's read");
     staging.release(m, compute.get());
@@ -31,8 +26,7 @@ void run_step(CudaWorld& world, CudaStaging& staging) {
   compute.synchronize("a test's step");
   for (int m = 0; m < layout.moe_layers; ++m)
     for (int e = 0; e < layout.experts; ++e)
-      EXPECT_TRUE(world.source.right(m, e, seen[m].data() + e * layout.gate_up_shard_bytes,
-                                     seen[m].data() + gate_up + e * layout.down_shard_bytes))
+      EXPECT_TRUE(world.source.right(m, e, seen[m].data() + e * layout.shard_bytes()))
           << "expert " << e << " of MoE layer " << m;
 }
 
@@ -45,8 +39,7 @@ TEST_F(CudaStagingTest, EveryLayerSeesItsOwnExpertsWhole) {
       run_step(world, staging);
       size_t bytes = 0;
       for (int m = 0; m < world.layout.moe_layers; ++m)
-        bytes += world.partition.experts().experts_out(m) *
-                 (world.layout.gate_up_shard_bytes + world.layout.down_shard_bytes);
+        bytes += world.partition.experts().experts_out(m) * world.layout.shard_bytes();
       const CudaStagingCounters counters = staging.end_step();
       EXPECT_EQ(counters.staged_bytes, bytes);
       EXPECT_EQ(counters.copy > 0, bytes > 0);

@@ -27,11 +27,7 @@ struct CudaWorld {
     return result;
   }
   bool expert_right(int m, int e) const {
-    const ExpertStore& experts = partition.experts();
-    const auto gate_up =
-        read(experts.gate_up(m) + e * layout.gate_up_shard_bytes, layout.gate_up_shard_bytes);
-    const auto down = read(experts.down(m) + e * layout.down_shard_bytes, layout.down_shard_bytes);
-    return source.right(m, e, gate_up.data(), down.data());
+    return source.right(m, e, read(partition.experts().expert(m, e), layout.shard_bytes()).data());
   }
   void expect_resident_right() const {
     for (int m = 0; m < layout.moe_layers; ++m)

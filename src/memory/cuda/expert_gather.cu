@@ -62,9 +62,8 @@ ExpertGather::ExpertGather(const HbmPartition& partition, const PinnedExperts& s
   const MemoryLayout& layout = partition.layout();
   VAMP_CHECK(layout.experts <= kMaxExperts, "{} experts, the gather kernel takes {}",
              layout.experts, kMaxExperts);
-  VAMP_CHECK(layout.gate_up_shard_bytes % 16 == 0 && layout.down_shard_bytes % 16 == 0,
-             "expert shards of {} and {} bytes are no multiples of 16", layout.gate_up_shard_bytes,
-             layout.down_shard_bytes);
+  VAMP_CHECK(layout.shard_bytes() % 16 == 0, "expert shards of {} bytes are no multiple of 16",
+             layout.shard_bytes());
   check_link_copy_shape(shape);
   check_cuda(cudaMemset(staged_bytes_.get(), 0, sizeof(unsigned long long)), "clearing a counter");
   update(nullptr);
@@ -81,33 +80,19 @@ void ExpertGather::update(cudaStream_t stream) {
       "telling the device the boundary");
 }
 
-void ExpertGather::gather(Matrix matrix, int moe_layer, const int32_t* tokens_per_expert,
-                          cudaStream_t stream) {
+void ExpertGather::gather(int moe_layer, const int32_t* tokens_per_expert, cudaStream_t stream) {
   const MemoryLayout& layout = partition_.layout();
-  const ExpertStore& experts = partition_.experts();
   const int first = source_.first_pinned(moe_layer);
   if (first == layout.experts) return;  // nothing of this layer is ever given up
-  const bool gate_up = matrix == Matrix::kGateUp;
-  const GatherArguments arguments{
-      gate_up ? source_.gate_up(moe_layer, first) : source_.down(moe_layer, first),
-      gate_up ? experts.gate_up(moe_layer) : experts.down(moe_layer),
-      first,
-      layout.experts,
-      static_cast<uint32_t>(gate_up ? layout.gate_up_shard_bytes : layout.down_shard_bytes),
-      first_given_up_.get() + moe_layer,
-      tokens_per_expert,
-      staged_bytes_.get()};
+  const GatherArguments arguments{source_.expert(moe_layer, first),
+                                  partition_.experts().expert(moe_layer, 0),
+                                  first,
+                                  layout.experts,
+                                  static_cast<uint32_t>(layout.shard_bytes()),
+                                  first_given_up_.get() + moe_layer,
+                                  tokens_per_expert,
+                                  staged_bytes_.get()};
   launch_link_copy(gather_kernel, shape_, arguments, stream);
-}
-
-void ExpertGather::gather_gate_up(int moe_layer, const int32_t* tokens_per_expert,
-                                  cudaStream_t stream) {
-  gather(Matrix::kGateUp, moe_layer, tokens_per_expert, stream);
-}
-
-void ExpertGather::gather_down(int moe_layer, const int32_t* tokens_per_expert,
-                               cudaStream_t stream) {
-  gather(Matrix::kDown, moe_layer, tokens_per_expert, stream);
 }
 
 size_t ExpertGather::take_staged_bytes(cudaStream_t stream) {

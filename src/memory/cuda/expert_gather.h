@@ -16,9 +16,8 @@ namespace vamp {
 // blocks fill the link and leave the other multiprocessors to the GEMMs beside it.
 //
 // In a graph: router of layer l → gather (on the same stream, or forked from it) → MoE of layer l.
-// The bank's last user, layer l - 2, lies before the router, so it needs no event. Separate
-// launches for gate+up and down let the first GEMM start early. No programmatic dependent launch
-// over it.
+// The bank's last user, layer l - 2, lies before the router, so it needs no event. An expert's
+// matrices lie together, so one launch brings both. No programmatic dependent launch over it.
 //
 // One thread; one GPU.
 class ExpertGather {
@@ -32,16 +31,12 @@ class ExpertGather {
 
   // Copies the layer's given-up experts with tokens_per_expert[e] > 0 ([experts] int32, device
   // memory).
-  void gather_gate_up(int moe_layer, const int32_t* tokens_per_expert, cudaStream_t stream);
-  void gather_down(int moe_layer, const int32_t* tokens_per_expert, cudaStream_t stream);
+  void gather(int moe_layer, const int32_t* tokens_per_expert, cudaStream_t stream);
 
   // Bytes copied since the last call; waits for `stream`.
   size_t take_staged_bytes(cudaStream_t stream);
 
  private:
-  enum class Matrix { kGateUp, kDown };
-  void gather(Matrix matrix, int moe_layer, const int32_t* tokens_per_expert, cudaStream_t stream);
-
   const HbmPartition& partition_;
   const PinnedExperts& source_;
   LinkCopyShape shape_;
