@@ -59,7 +59,14 @@ KvEventsConfig kv_events_config(const ServeFlags& flags) {
 std::unique_ptr<KvEventPublisher> make_publisher(const KvEventsConfig& config) {
   if (!config.enabled) return nullptr;
   auto publisher = std::make_unique<KvEventPublisher>(config);
-  spdlog::info("KV events on {}", publisher->endpoint());
+  if (publisher->bound()) {
+    spdlog::info("KV events on {}", publisher->endpoint());
+  } else {
+    spdlog::info(
+        "KV events go to a collector at {}; to be connected to, as routers do, name a port of this "
+        "machine: tcp://*:5557",
+        publisher->endpoint());
+  }
   if (!publisher->replay_endpoint().empty())
     spdlog::info("past KV events on {}", publisher->replay_endpoint());
   spdlog::warn("whoever can reach {} reads the tokens of every prompt", publisher->endpoint());

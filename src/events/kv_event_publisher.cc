@@ -54,11 +54,13 @@ double unix_seconds() {
 }  // namespace
 
 KvEventPublisher::KvEventPublisher(const KvEventsConfig& config)
-    : config_(config), queue_(static_cast<size_t>(config.max_queue_size)) {
+    : config_(config),
+      bound_(is_ours(config.endpoint)),
+      queue_(static_cast<size_t>(config.max_queue_size)) {
   events_ = zmq::socket_t(context_, zmq::socket_type::pub);
   events_.set(zmq::sockopt::sndhwm, config.hwm);
   events_.set(zmq::sockopt::linger, 0);
-  endpoint_ = open(events_, "endpoint", config.endpoint, is_ours(config.endpoint));
+  endpoint_ = open(events_, "endpoint", config.endpoint, bound_);
   if (!config.replay_endpoint.empty()) {
     replays_ = zmq::socket_t(context_, zmq::socket_type::router);
     replays_.set(zmq::sockopt::linger, 0);

@@ -27,6 +27,7 @@ class KvEventPublisher final : public EngineListener {
 
   // As they came to be: with the port that was found.
   const std::string& endpoint() const { return endpoint_; }
+  bool bound() const { return bound_; }  // false: it connects to a collector there
   const std::string& replay_endpoint() const { return replay_endpoint_; }
 
   void on_kv_events(const std::vector<KvEvent>& events) override;
@@ -44,6 +45,7 @@ class KvEventPublisher final : public EngineListener {
   bool send_again(zmq::message_t& client, uint64_t number, zmq::message_t& payload);
 
   const KvEventsConfig config_;
+  const bool bound_;
   zmq::context_t context_{1};
   zmq::socket_t events_, replays_;  // the thread's, once it runs
   std::string endpoint_, replay_endpoint_;
