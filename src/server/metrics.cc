@@ -67,6 +67,7 @@ struct Metrics::Impl {
   const Labels labels;
   const std::vector<double> token_buckets;
   std::atomic<int> running_now = 0;
+  std::atomic<int64_t> held_tokens = 0;
 
   Gauge& running = gauge("vllm:num_requests_running");
   Gauge& waiting = gauge("vllm:num_requests_waiting");
@@ -151,6 +152,7 @@ void Metrics::observe_step(const StepStats& step) {
   const SchedulerStats& s = step.scheduler;
   const MemoryLayout& layout = m.layout;
   m.running_now = s.running;
+  m.held_tokens = int64_t{s.referenced_blocks} * layout.block_tokens;
   m.kv_usage.Set(s.total_blocks > 0 ? double(s.referenced_blocks) / s.total_blocks : 0);
   m.host_usage.Set(s.host_total_blocks > 0 ? double(s.host_used_blocks) / s.host_total_blocks : 0);
   raise_to(m.queries, double(s.queried_tokens));
@@ -212,6 +214,11 @@ void Metrics::observe_decision(const DecisionRecord& record) {
     if (action.kind == record.decision.kind && std::isfinite(action.cost) && action.cost > 0)
       impl_->decision_cost[kind]->Increment(seconds(action.cost));
   }
+}
+
+Metrics::Load Metrics::load() const {
+  if (!started_) return {};
+  return {impl_->running_now, impl_->held_tokens};
 }
 
 std::string Metrics::text(int requests) {

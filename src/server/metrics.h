@@ -31,6 +31,13 @@ class Metrics {
   void observe_token_gap(Micros time);
   void observe_decision(const DecisionRecord& record);
 
+  // As of the last step.
+  struct Load {
+    int running = 0;     // requests
+    int64_t tokens = 0;  // of KV that they hold, in whole blocks
+  };
+  Load load() const;
+
   // Prometheus' text format. `requests`: waiting and running.
   std::string text(int requests);
 

@@ -309,6 +309,29 @@ TEST_F(OpenAiApi, ModelsTokenizeAndTheRest) {
   EXPECT_EQ(get(port_, "/v1/chat/completions").status, 405);
 }
 
+TEST_F(OpenAiApi, RoutersFindWhatTheyLookFor) {
+  const json info = get(port_, "/server_info?config_format=json").json();
+  EXPECT_EQ(info["served_model_name"], "test-model");
+  EXPECT_EQ(info["vllm_config"]["model_config"]["model"], "test-model");
+  EXPECT_EQ(info["vllm_config"]["cache_config"]["block_size"], 16);
+  const json rendered = post(port_, "/v1/completions/render", {{"prompt", {"Hi", "Ho"}}}).json();
+  ASSERT_EQ(rendered.size(), 2u);
+  EXPECT_FALSE(rendered[0]["token_ids"].empty());
+  const json idle = get(port_, "/get_load").json();
+  EXPECT_EQ(idle, json::parse(
+                      R"([{"dp_rank":0,"num_reqs":0,"num_waiting_reqs":0,"num_tokens":0}])"));
+  server_.controls().step_time = 20'000;
+  RawClient client(port_);
+  client.send(request_text("POST", "/v1/chat/completions", chat_body().dump()));
+  json load;
+  EXPECT_TRUE(eventually([&] {
+    load = get(port_, "/get_load").json()[0];
+    return load["num_reqs"] == 1 && load["num_waiting_reqs"] == 0 && load["num_tokens"] > 0;
+  })) << load;
+  EXPECT_EQ(client.read_reply().status, 200);
+  EXPECT_EQ(post(port_, "/flush_cache", json::object()).status, 200);
+}
+
 TEST_F(OpenAiApi, MetricsHaveVllmsNames) {
   post(port_, "/v1/chat/completions", chat_body());
   std::string text;

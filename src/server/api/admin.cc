@@ -1,7 +1,10 @@
 // The endpoints about the server itself.
+#include <algorithm>
+
 #include "server/api/fields.h"
 #include "server/api/request_common.h"
 #include "server/api/routes.h"
+#include "server/openapi.h"
 
 namespace vamp {
 
@@ -38,6 +41,30 @@ HttpResponse version_response() {
 
 HttpResponse load_response(int requests) {
   return json_response({{"server_load", requests}});
+}
+
+// The model's name where sglang-router looks for it, and where vllm-router does.
+HttpResponse server_info_response(Service& service) {
+  const std::string& name = service.options().served_names.front();
+  return json_response(
+      {{"served_model_name", name},
+       {"version", VAMP_VERSION},
+       {"vllm_config",
+        {{"model_config", {{"model", name}, {"max_model_len", service.model().max_model_len}}},
+         {"cache_config", {{"block_size", service.bridge().layout().block_tokens}}}}}});
+}
+
+// One entry for each data-parallel rank: there is one.
+HttpResponse get_load_response(Service& service) {
+  const int requests = service.bridge().requests();
+  const Metrics::Load load = service.metrics().load();
+  const int running = std::min(load.running, requests);
+  Json ranks = Json::array();
+  ranks.push_back({{"dp_rank", 0},
+                   {"num_reqs", requests},
+                   {"num_waiting_reqs", requests - running},
+                   {"num_tokens", requests > 0 ? load.tokens : 0}});
+  return json_response(ranks);
 }
 
 HttpResponse health_response(const Service& service) {
@@ -77,12 +104,24 @@ asio::awaitable<void> ping(Service& service, const HttpRequest&, HttpExchange& e
   co_await exchange.reply(health_response(service));
 }
 
+asio::awaitable<void> openapi(Service& service, const HttpRequest&, HttpExchange& exchange) {
+  co_await exchange.reply(json_response(make_openapi(service)));
+}
+
 asio::awaitable<void> version(Service&, const HttpRequest&, HttpExchange& exchange) {
   co_await exchange.reply(version_response());
 }
 
 asio::awaitable<void> load(Service& service, const HttpRequest&, HttpExchange& exchange) {
   co_await exchange.reply(load_response(service.bridge().requests()));
+}
+
+asio::awaitable<void> server_info(Service& service, const HttpRequest&, HttpExchange& exchange) {
+  co_await exchange.reply(server_info_response(service));
+}
+
+asio::awaitable<void> get_load(Service& service, const HttpRequest&, HttpExchange& exchange) {
+  co_await exchange.reply(get_load_response(service));
 }
 
 asio::awaitable<void> metrics(Service& service, const HttpRequest&, HttpExchange& exchange) {

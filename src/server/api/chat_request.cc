@@ -100,15 +100,16 @@ void read_tool_choice(const Fields& body, const Service& service, Conversation& 
   const Json* choice = body.find("tool_choice");
   const bool named = choice && !choice->is_string();
   const std::string word = !choice ? "auto" : named ? "a function" : choice->get<std::string>();
+  const bool parallel = body.boolean("parallel_tool_calls", true);
+  if (!named && word != "none" && word != "auto" && word != "required") {
+    bad_field("tool_choice", "{} is not known: use auto, none, required, or name a function",
+              dump(Json(word)));
+  }
   if (word == "none" || (word == "auto" && tools.is_null())) return;
   if (word == "auto") {
     check_tools_allowed(service);
     out.tool_choice = ToolChoice::kAuto;
     return;
-  }
-  if (!named && word != "required") {
-    bad_field("tool_choice", "{} is not known: use auto, none, required, or name a function",
-              dump(Json(word)));
   }
   if (named) out.named_tool = tool_named_by(*choice);
   if (tools.is_null()) bad_field("tool_choice", "{} needs tools", word);
@@ -116,10 +117,8 @@ void read_tool_choice(const Fields& body, const Service& service, Conversation& 
   if (out.constraint && out.constraint->any_output)
     bad_field(out.constraint->field, "not together with a tool_choice that forces a call");
   out.tool_choice = named ? ToolChoice::kNamed : ToolChoice::kRequired;
-  out.constraint = named
-                       ? named_tool_constraint(tools, out.named_tool)
-                       : required_tools_constraint(tools, body.boolean("parallel_tool_calls", true),
-                                                   service.options().grammar);
+  out.constraint = named ? named_tool_constraint(tools, out.named_tool)
+                         : required_tools_constraint(tools, parallel, service.options().grammar);
 }
 
 }  // namespace

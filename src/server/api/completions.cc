@@ -143,7 +143,8 @@ HttpResponse rendered_response(const CompletionRequest& request) {
   Json json = Json::array();
   for (size_t p = 0; p < request.generation.prompts.size(); ++p) {
     json.push_back(
-        {{"prompt_token_ids", request.generation.prompts[p]},
+        {{"token_ids", request.generation.prompts[p]},
+         {"prompt_token_ids", request.generation.prompts[p]},
          {"prompt", request.prompt_texts.empty() ? Json() : Json(request.prompt_texts[p])}});
   }
   HttpResponse response;

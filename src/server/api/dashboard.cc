@@ -3,7 +3,7 @@
 #include <charconv>
 
 #include "server/api/routes.h"
-#include "server/dashboard_assets.h"
+#include "server/assets.h"
 #include "web/page.h"
 
 namespace vamp {

@@ -44,7 +44,7 @@ StreamOptions read_stream_options(const Fields& body) {
   const Fields fields(*value, "stream_options");
   options.include_usage = fields.boolean("include_usage", false);
   options.continuous_usage =
-      options.include_usage && fields.boolean("continuous_usage_stats", false);
+      fields.boolean("continuous_usage_stats", false) && options.include_usage;
   return options;
 }
 

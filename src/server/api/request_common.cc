@@ -3,6 +3,7 @@
 #include <openssl/rand.h>
 
 #include <algorithm>
+#include <charconv>
 #include <ctime>
 #include <limits>
 
@@ -19,9 +20,9 @@ void read_logit_bias(const Fields& body, int vocab_size, SamplingParams& samplin
   if (!value->is_object()) bad_field("logit_bias", "expected an object of token ids to numbers");
   if (value->size() > kMaxLogitBias) bad_field("logit_bias", "more than {} tokens", kMaxLogitBias);
   for (const auto& [key, bias] : value->items()) {
-    char* end = nullptr;
-    const long id = std::strtol(key.c_str(), &end, 10);
-    if (key.empty() || *end != '\0' || id < 0 || id >= vocab_size)
+    int id = -1;
+    const auto read = std::from_chars(key.data(), key.data() + key.size(), id);
+    if (read.ec != std::errc() || read.ptr != key.data() + key.size() || id < 0 || id >= vocab_size)
       bad_field("logit_bias", "{} is not a token id below {}", dump(Json(key)), vocab_size);
     if (!bias.is_number()) bad_field("logit_bias", "the bias of token {} is not a number", id);
     const float number = bias.get<float>();
@@ -34,9 +35,9 @@ void read_logit_bias(const Fields& body, int vocab_size, SamplingParams& samplin
 void read_stops(const Fields& body, const Service& service, GenerationRequest& out) {
   SamplingParams& sampling = out.sampling;
   out.choice.detokenizer.stop = body.strings("stop");
-  std::erase(out.choice.detokenizer.stop, "");
   if (out.choice.detokenizer.stop.size() > static_cast<size_t>(service.options().max_stop_strings))
     bad_field("stop", "more than {} strings", service.options().max_stop_strings);
+  std::erase(out.choice.detokenizer.stop, "");
   sampling.ignore_eos = body.boolean("ignore_eos", false);
   if (const Json* ids = body.find("stop_token_ids")) {
     if (!ids->is_array()) bad_field("stop_token_ids", "expected a list of token ids");

@@ -75,10 +75,11 @@ Json chat_tool_choice(const Json& choice) {
 std::optional<RequestedConstraint> read_text_format(const Fields& body) {
   const Json* text = body.find("text");
   const Json* format = text ? Fields(*text, "text").find("format") : nullptr;
-  if (format) {
-    if (auto asked = read_flat_format(*format, "text.format")) return asked;
-  }
-  return read_constraint(body);
+  auto asked = format ? read_flat_format(*format, "text.format") : std::nullopt;
+  auto other = read_constraint(body);
+  if (asked && other)
+    bad_field(other->field, "text.format constrains the output too: use one of them");
+  return asked ? asked : other;
 }
 
 }  // namespace

@@ -10,14 +10,6 @@
 namespace vamp {
 namespace {
 
-struct Route {
-  const char* method;
-  const char* path;
-  RouteHandler handler;
-  bool needs_model = false;
-  bool needs_key = false;
-};
-
 constexpr Route kRoutes[] = {
     {"POST", "/v1/chat/completions", chat_completions, true, true},
     {"POST", "/v1/chat/completions/render", render_chat, true, true},
@@ -30,9 +22,13 @@ constexpr Route kRoutes[] = {
     {"POST", "/tokenize", tokenize, true, true},
     {"POST", "/detokenize", detokenize, true, true},
     {"POST", "/reset_prefix_cache", reset_prefix_cache, true, true},
+    {"POST", "/flush_cache", reset_prefix_cache, true, true},
+    {"GET", "/server_info", server_info, true},
+    {"GET", "/get_load", get_load, true},
     {"GET", "/health", health},
     {"GET", "/ping", ping},
     {"POST", "/ping", ping},
+    {"GET", "/openapi.json", openapi},
     {"GET", "/version", version},
     {"GET", "/load", load},
     {"GET", "/metrics", metrics},
@@ -52,8 +48,21 @@ const Route* find_route(const HttpRequest& request, bool& known_path) {
   return nullptr;
 }
 
-bool anthropic(const HttpRequest& request) {
-  return request.path.starts_with("/v1/messages");
+// In the shape that the path's clients read.
+HttpResponse response_of(const ApiError& error, std::string_view path) {
+  return path.starts_with("/v1/messages") ? error.anthropic_response() : error.response();
+}
+
+// The methods that a path takes: what a 405 must say.
+std::string allowed_methods(std::string_view path) {
+  std::string methods;
+  for (const Route& route : kRoutes) {
+    if (path != route.path) continue;
+    if (!methods.empty()) methods += ", ";
+    methods += route.method;
+    if (route.method == std::string_view("GET")) methods += ", HEAD";
+  }
+  return methods;
 }
 
 // The response says which span the request was; the log, whose it is.
@@ -75,26 +84,29 @@ std::string unknown_coding(const HttpRequest& head) {
   return {};
 }
 
-HttpResponse response_of(const ApiError& error, const HttpRequest& request) {
-  return anthropic(request) ? error.anthropic_response() : error.response();
-}
-
 }  // namespace
+
+std::span<const Route> routes() {
+  return kRoutes;
+}
 
 std::optional<HttpResponse> Routes::refuse(const HttpRequest& head) {
   bool known_path = false;
   const Route* route = find_route(head, known_path);
   if (!route && known_path) {
-    return response_of(ApiError(405, fmt::format("{} does not take {}", head.path, head.method)),
-                       head);
+    HttpResponse response = response_of(
+        ApiError(405, fmt::format("{} does not take {}", head.path, head.method)), head.path);
+    response.headers.emplace_back("Allow", allowed_methods(head.path));
+    return response;
   }
   if (!route) {
     return response_of(
-        ApiError(404, fmt::format("no such endpoint: {} {}", head.method, head.path)), head);
+        ApiError(404, fmt::format("no such endpoint: {} {}", head.method, head.path)), head.path);
   }
   if (route->needs_key && !service_.keys().admits(head)) {
     HttpResponse response = response_of(
-        ApiError(401, "a valid API key is needed: send it as \"Authorization: Bearer KEY\""), head);
+        ApiError(401, "a valid API key is needed: send it as \"Authorization: Bearer KEY\""),
+        head.path);
     response.headers.emplace_back("WWW-Authenticate", "Bearer");
     return response;
   }
@@ -103,10 +115,10 @@ std::optional<HttpResponse> Routes::refuse(const HttpRequest& head) {
         ApiError(415, fmt::format("bodies with {} are not supported: send the JSON as it is, "
                                   "without that header",
                                   coding)),
-        head);
+        head.path);
   }
   if (route->needs_model && service_.state() != Service::State::kReady) {
-    return response_of(ApiError(503, service_.unready_reason(), {}, 5), head);
+    return response_of(ApiError(503, service_.unready_reason(), {}, 5), head.path);
   }
   return std::nullopt;
 }
@@ -133,11 +145,11 @@ boost::asio::awaitable<void> Routes::handle(HttpRequest request, HttpExchange& e
     spdlog::warn("{} {}{}: {}", fault->status(), request.path,
                  trace ? " (trace " + trace->trace_id + ")" : "", fault->what());
   }
-  if (!exchange.started()) co_await exchange.reply(response_of(*fault, request));
+  if (!exchange.started()) co_await exchange.reply(response_of(*fault, request.path));
 }
 
-HttpResponse Routes::fault(int status, const std::string& message) {
-  return ApiError(status, message).response();
+HttpResponse Routes::fault(int status, const std::string& message, std::string_view path) {
+  return response_of(ApiError(status, message), path);
 }
 
 }  // namespace vamp

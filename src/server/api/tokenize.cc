@@ -15,6 +15,7 @@ Json tokenized(Service& service, const HttpRequest& http) {
   const Tokenizer& tokenizer = service.text().tokenizer();
   std::vector<TokenId> ids;
   if (body.find("messages")) {
+    if (body.find("prompt")) bad_field("prompt", "not together with messages");
     Conversation conversation = read_conversation(body, service, std::nullopt);
     conversation.only_counted = true;
     ChatRequest request;

@@ -106,7 +106,7 @@ asio::awaitable<void> Connection::run() {
 asio::awaitable<void> Connection::run_refused() {
   try {
     busy_ = true;
-    HttpResponse response = handler_.fault(503, "too many connections: see --max-connections");
+    HttpResponse response = handler_.fault(503, "too many connections: see --max-connections", {});
     response.headers.emplace_back("Retry-After", "1");
     co_await refuse(std::move(response));
   } catch (const boost::system::system_error&) {
@@ -175,7 +175,7 @@ asio::awaitable<Connection::ReadResult> Connection::read_request(HttpRequest& re
   if (status != 0) {
     const std::string text = timed_out_ ? std::string("the request took too long to arrive")
                                         : fault_text(status, error, options_);
-    co_await refuse(handler_.fault(status, text));
+    co_await refuse(handler_.fault(status, text, request.path));
   }
   co_return ReadResult::kRefused;
 }
@@ -185,6 +185,7 @@ asio::awaitable<void> Connection::answer(HttpRequest request) {
   last_write_ = std::chrono::steady_clock::now();
   unread_data_ = buffer_.size() > 0;
   if (!unread_data_) watch_client();
+  const std::string path = request.path;
   std::string fault;
   try {
     co_await handler_.handle(std::move(request), *this);
@@ -198,7 +199,7 @@ asio::awaitable<void> Connection::answer(HttpRequest request) {
   if (fault.empty()) co_return;
   spdlog::error("a request failed: {}", fault);
   keep_alive_ = false;
-  if (!started_) co_await reply(handler_.fault(500, fault));
+  if (!started_) co_await reply(handler_.fault(500, fault, path));
 }
 
 // For a request whose body was not read to its end: the connection cannot go on.

@@ -73,7 +73,8 @@ class HttpHandler {
   // Answers through the exchange. An exception before the response has begun becomes a 500.
   virtual boost::asio::awaitable<void> handle(HttpRequest request, HttpExchange& exchange) = 0;
   // The response for a fault of HTTP itself (400, 408, 413, 431, 503), or of a handler (500).
-  virtual HttpResponse fault(int status, const std::string& message) = 0;
+  // `path` is empty where it is not known.
+  virtual HttpResponse fault(int status, const std::string& message, std::string_view path) = 0;
 };
 
 struct HttpOptions {
