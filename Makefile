@@ -5,7 +5,7 @@ BUILD_JOBS ?= $(shell nproc)
 # Libraries with threads of their own.
 THREADED := kernels memory exec engine events server
 
-.PHONY: help deps release golden test test-release test-asan test-tsan test-fuzz test-cuda-build test-gpu soak demo bench-host bench-policies bench-cpu bench-server clean
+.PHONY: help deps release clients golden test test-release test-asan test-tsan test-fuzz test-cuda-build test-gpu soak demo bench-host bench-policies bench-cpu bench-server clean
 
 help:
 	@echo "make demo   agents' sessions through a real MoE under too little memory: static, paper, ours"
@@ -25,8 +25,12 @@ demo: deps
 
 test: test-asan test-fuzz test-tsan test-release
 
-test-release: release
+test-release: release clients
 	ctest --test-dir build/release --output-on-failure -j $(BUILD_JOBS)
+
+# Real clients and routers, pinned; the tests that use them are skipped where they are not.
+clients: deps
+	@scripts/python-env.sh clients || echo "no clients from PyPI: the tests that use them will be skipped"
 
 test-asan: deps
 	@scripts/build.sh asan

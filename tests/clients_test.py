@@ -30,7 +30,7 @@ TEMPLATE = ("{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
 
 def reenter_in_venv() -> None:
     python = VENV / "bin" / "python"
-    if not python.exists():
+    if not (VENV / "stamp").exists():  # written last
         print("SKIPPED: the clients are not installed: run scripts/python-env.sh clients")
         sys.exit(SKIPPED)
     if pathlib.Path(sys.prefix).resolve() != VENV.resolve():
