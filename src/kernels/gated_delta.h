@@ -20,8 +20,9 @@ namespace vamp {
 
 struct GatedDeltaShape {
   int key_heads = 0, value_heads = 0;
-  int head_dim = 0;    // of keys and values
-  int conv_width = 0;  // 4
+  int head_dim = 0;                        // of keys and values
+  int conv_width = 0;                      // 4
+  int64_t qkvz_stride = 0, ba_stride = 0;  // elements between tokens' rows; 0: they lie dense
 
   // Value heads of a key head.
   constexpr int ratio() const { return value_heads / key_heads; }
@@ -32,6 +33,8 @@ struct GatedDeltaShape {
   constexpr int qkvz_head() const { return (2 + 2 * ratio()) * head_dim; }
   constexpr int qkvz_cols() const { return key_heads * qkvz_head(); }
   constexpr int ba_cols() const { return 2 * value_heads; }
+  constexpr int64_t qkvz_row() const { return qkvz_stride ? qkvz_stride : qkvz_cols(); }
+  constexpr int64_t ba_row() const { return ba_stride ? ba_stride : ba_cols(); }
   // Column of convolved channel c in a row of qkvz.
   constexpr int qkvz_column(int c) const {
     const int keys = key_heads * head_dim;
@@ -73,7 +76,8 @@ struct GatedDeltaBatch {
   const int32_t* query_start = nullptr;  // [sequences + 1]
   const int32_t* slots = nullptr;        // [sequences]
   const int32_t* starts = nullptr;       // [sequences] 0 or 1
-  float* states = nullptr;               // slot · state_stride: [value_heads, key dim, value dim]
+  float* states = nullptr;               // slot · state_stride: [value_heads, key dim, value dim],
+                                         // on CUDA [value_heads, value dim, key dim]
   int64_t state_stride = 0;              // floats between slots
   void* conv_states = nullptr;  // activations; slot · conv_stride: [channels, conv_width-1],
   int64_t conv_stride = 0;      // the last inputs, oldest first

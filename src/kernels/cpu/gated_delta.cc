@@ -93,7 +93,7 @@ void gated_delta_conv(const void* qkvz, DType activation, const GatedDeltaBatch&
       inputs.clear();
       for (int i = 0; i < width - 1; ++i) inputs.push_back(batch.starts[s] ? 0 : states[state + i]);
       for (int t = begin; t < begin + count; ++t)
-        inputs.push_back(in[int64_t{t} * shape.qkvz_cols() + shape.qkvz_column(c)]);
+        inputs.push_back(in[t * shape.qkvz_row() + shape.qkvz_column(c)]);
       for (int t = 0; t < count; ++t) {
         float sum = 0;
         for (int i = 0; i < width; ++i)
@@ -128,7 +128,7 @@ void gated_delta_rule(const void* convolved, const void* ba, DType activation,
         }
         normalise(q.data(), d, 1 / std::sqrt(static_cast<float>(d)));
         normalise(k.data(), d, 1);
-        const int64_t gate = int64_t{t} * shape.ba_cols();
+        const int64_t gate = t * shape.ba_row();
         const float beta = sigmoid(gates[gate + shape.b_column(h)]);
         const float g = -std::exp(weights.a_log[h]) *
                         softplus(gates[gate + shape.a_column(h)] + weights.dt_bias[h]);
@@ -147,7 +147,7 @@ void gated_delta_norm(const void* o, const void* qkvz, DType activation, int tok
   for (int t = 0; t < tokens; ++t) {
     for (int h = 0; h < shape.value_heads; ++h) {
       const int64_t row = (int64_t{t} * shape.value_heads + h) * d;
-      const int64_t gate = int64_t{t} * shape.qkvz_cols() + shape.z_column(h);
+      const int64_t gate = t * shape.qkvz_row() + shape.z_column(h);
       float squares = 0;
       for (int i = 0; i < d; ++i) squares += in[row + i] * in[row + i];
       const float scale = 1 / std::sqrt(squares / static_cast<float>(d) + weights.norm_eps);

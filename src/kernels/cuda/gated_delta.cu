@@ -30,8 +30,8 @@ class TileLoader {
         gates_(ba + shape.b_column(head)),
         keys_(shape.key_heads * kDim),
         row_(shape.channels()),
-        gate_row_(shape.ba_cols()),
         ratio_(shape.ratio()),
+        gate_row_(shape.ba_row()),
         rate_(-expf(weights.a_log[head])),
         dt_bias_(weights.dt_bias[head]) {}
 
@@ -96,7 +96,8 @@ class TileLoader {
   static constexpr int kWarps = kRuleThreads / 32, kRows = 2 * kTile / kWarps,
                        kValues = kTile * kColumns / kRuleThreads;
   const bf16 *convolved_, *v_, *gates_;
-  const int keys_, row_, gate_row_, ratio_;
+  const int keys_, row_, ratio_;
+  const int64_t gate_row_;
   const float rate_, dt_bias_;
   bf16 x_[kRows][kDim / 32], value_[kValues], a_, b_;
   int count_ = 0;
@@ -119,13 +120,16 @@ __global__ void __launch_bounds__(kRuleThreads)
   TileLoader<kDim> loader(convolved, ba, shape, weights, head, first);
   loader.load(begin, min(kTile, end - begin));
   float* const memory = batch.states + batch.slots[s] * batch.state_stride +
-                        static_cast<int64_t>(head) * kDim * kDim + first + column;
+                        (static_cast<int64_t>(head) * kDim + first + column) * kDim + row;
   float state[kParts][4];
 #pragma unroll
   for (int p = 0; p < kParts; ++p) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i)
-      state[p][i] = batch.starts[s] ? 0.0f : memory[(p * 32 + row + i) * kDim];
+    const float4 old =
+        batch.starts[s] ? float4{} : *reinterpret_cast<const float4*>(memory + p * 32);
+    state[p][0] = old.x;
+    state[p][1] = old.y;
+    state[p][2] = old.z;
+    state[p][3] = old.w;
   }
   for (int t = begin; t < end; t += kTile) {
     const int count = min(kTile, end - t);
@@ -177,10 +181,9 @@ __global__ void __launch_bounds__(kRuleThreads)
     }
   }
 #pragma unroll
-  for (int p = 0; p < kParts; ++p) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) memory[(p * 32 + row + i) * kDim] = state[p][i];
-  }
+  for (int p = 0; p < kParts; ++p)
+    *reinterpret_cast<float4*>(memory + p * 32) =
+        make_float4(state[p][0], state[p][1], state[p][2], state[p][3]);
 }
 
 // One warp a row of a head.
@@ -193,7 +196,7 @@ __global__ void __launch_bounds__(256)
   const int r = blockIdx.x * 8 + threadIdx.x / 32, lane = threadIdx.x % 32;
   if (r >= rows) return;
   const int t = r / shape.value_heads, head = r % shape.value_heads;
-  const bf16* z = qkvz + static_cast<int64_t>(t) * shape.qkvz_cols() + shape.z_column(head);
+  const bf16* z = qkvz + t * shape.qkvz_row() + shape.z_column(head);
   float x[kDim / 32], squares = 0;
 #pragma unroll
   for (int i = 0; i < kDim / 32; ++i) {

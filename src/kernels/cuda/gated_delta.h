@@ -1,7 +1,8 @@
 // Gated DeltaNet on the device: see kernels/gated_delta.h for what is computed. Activations are
-// bf16, states and sums f32. Prefill and decode are the same kernels; a sequence's result does not
-// depend on the others or on how its tokens are cut into steps (but for the rounding of the
-// convolution's inputs, which are activations anyway).
+// bf16, states and sums f32; a state lies here as [value_heads, value dim, key dim]. Prefill and
+// decode are the same kernels; a sequence's result does not depend on the others or on how its
+// tokens are cut into steps (but for the rounding of the convolution's inputs, which are
+// activations anyway).
 #pragma once
 
 #include <cuda_bf16.h>
@@ -28,5 +29,16 @@ void gated_delta_rule(const __nv_bfloat16* convolved, const __nv_bfloat16* ba,
 void gated_delta_norm(const __nv_bfloat16* o, const __nv_bfloat16* qkvz, int tokens,
                       const GatedDeltaShape& shape, const GatedDeltaWeights& weights,
                       __nv_bfloat16* out, cudaStream_t stream);
+
+// All three in one launch for a decode step (batch.single), at head_dim 128.
+inline bool gated_delta_takes_decode(const GatedDeltaBatch& batch, const GatedDeltaShape& shape) {
+  return batch.single && shape.head_dim == 128 && shape.conv_width <= 4 &&
+         shape.value_heads % shape.key_heads == 0 && shape.ratio() <= 8;
+}
+// out [tokens, value_heads, head_dim]. Memories and the batch's arrays are read before the kernel in
+// front has ended: they must have been written before the first of a run of overlapped kernels.
+void gated_delta_decode(const __nv_bfloat16* qkvz, const __nv_bfloat16* ba,
+                        const GatedDeltaBatch& batch, const GatedDeltaShape& shape,
+                        const GatedDeltaWeights& weights, __nv_bfloat16* out, cudaStream_t stream);
 
 }  // namespace vamp::cuda

@@ -40,8 +40,7 @@ __device__ Inputs widen(const Bf16x8& v) {
 }
 
 __device__ Inputs input_at(const bf16* qkvz, const GatedDeltaShape& shape, int t, int channel) {
-  return widen(
-      load_bf16x8(qkvz + static_cast<int64_t>(t) * shape.qkvz_cols() + shape.qkvz_column(channel)));
+  return widen(load_bf16x8(qkvz + t * shape.qkvz_row() + shape.qkvz_column(channel)));
 }
 
 // A state's [channel, width - 1] as the eight channels' threads hold it. The widest lies as three

@@ -2,9 +2,11 @@
 // test says so and is skipped.
 #include "kernels/cuda/gated_delta.h"
 
+#include <algorithm>
+
 #include "kernels/cpu/gated_delta.h"
-#include "kernels/cuda/device_buffer.h"
-#include "kernels/test_support.h"
+#include "kernels/cuda/cuda_test_support.h"
+#include "kernels/cuda/gated_delta_chunked.h"
 
 namespace vamp::cuda {
 namespace {
@@ -18,28 +20,7 @@ struct Case {
 };
 class GatedDelta : public testing::TestWithParam<Case> {
  protected:
-  void SetUp() override {
-    int count = 0;
-    if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0) GTEST_SKIP() << "no GPU";
-  }
-};
-
-template <typename T = __nv_bfloat16>
-class OnDevice {
- public:
-  explicit OnDevice(const Tensor& t) : type_(t.dtype()), buffer_(t.size() * t.width()) {
-    check(cudaMemcpy(buffer_.get(), t.data(), buffer_.size(), cudaMemcpyHostToDevice), "copy");
-  }
-  T* get() const { return reinterpret_cast<T*>(buffer_.get()); }
-  Tensor back() const {
-    Tensor t(type_, buffer_.size() / sizeof(T));
-    check(cudaMemcpy(t.data(), buffer_.get(), buffer_.size(), cudaMemcpyDeviceToHost), "copy");
-    return t;
-  }
-
- private:
-  DType type_;
-  DeviceBuffer<char> buffer_;
+  void SetUp() override { SKIP_WITHOUT_GPU(); }
 };
 
 void expect_near(const Tensor& got, const Tensor& want, float relative, float absolute,
@@ -85,8 +66,9 @@ TEST_P(GatedDelta, MatchesTheCpu) {
     for (int64_t i = 0; i < shape.conv_state_size(); ++i)
       conv_states.set(size(slots[s] * shape.conv_state_size() + i), NAN);
   }
+  const Tensor before = transposed(states, shape.head_dim), conv_before = conv_states;
   const OnDevice dqkvz(qkvz), dba(ba), dconv_states(conv_states);
-  const OnDevice<float> dconv(conv), da_log(a_log), ddt_bias(dt_bias), dnorm(norm), dstates(states);
+  const OnDevice dconv(conv), da_log(a_log), ddt_bias(dt_bias), dnorm(norm), dstates(before);
   const DeviceBuffer<int32_t> dquery_start(query_start), dslots(slots), dstarts(c.starts);
 
   const auto floats = [](const Tensor& t) { return static_cast<const float*>(t.data()); };
@@ -108,33 +90,72 @@ TEST_P(GatedDelta, MatchesTheCpu) {
   cpu::gated_delta_rule(convolved.data(), ba.data(), DType::kBf16, batch, shape, weights, o.data());
   cpu::gated_delta_norm(o.data(), qkvz.data(), DType::kBf16, tokens, shape, weights, gated.data());
 
-  GatedDeltaWeights dweights{dconv.get(), da_log.get(), ddt_bias.get(), dnorm.get(), 1e-6f};
+  GatedDeltaWeights dweights{dconv.f32(), da_log.f32(), ddt_bias.f32(), dnorm.f32(), 1e-6f};
   GatedDeltaBatch dbatch = batch;
   dbatch.query_start = dquery_start.get();
   dbatch.slots = dslots.get();
   dbatch.starts = dstarts.get();
-  dbatch.states = dstates.get();
-  dbatch.conv_states = dconv_states.get();
+  dbatch.states = dstates.f32();
+  dbatch.conv_states = dconv_states.bf();
   const OnDevice dconvolved(Tensor(DType::kBf16, convolved.size())), fed(convolved), fed_o(o),
       dout(Tensor(DType::kBf16, o.size())), dgated(Tensor(DType::kBf16, o.size()));
-  gated_delta_conv(dqkvz.get(), dbatch, shape, dweights, dconvolved.get(), nullptr);
-  gated_delta_rule(fed.get(), dba.get(), dbatch, shape, dweights, dout.get(), nullptr);
-  gated_delta_norm(fed_o.get(), dqkvz.get(), tokens, shape, dweights, dgated.get(), nullptr);
+  gated_delta_conv(dqkvz.bf(), dbatch, shape, dweights, dconvolved.bf(), nullptr);
+  gated_delta_rule(fed.bf(), dba.bf(), dbatch, shape, dweights, dout.bf(), nullptr);
+  gated_delta_norm(fed_o.bf(), dqkvz.bf(), tokens, shape, dweights, dgated.bf(), nullptr);
   // Results are rounded to bf16 once on both sides: they differ by a step of it at most, 2^-8.
   expect_near(dconvolved.back(), convolved, 0x1p-7f, 1e-6f, "convolution");
   expect_near(dconv_states.back(), conv_states, 0, 0, "convolution's state");
   expect_near(dout.back(), o, 0x1p-7f, 1e-4f, "rule");
-  expect_near(dstates.back(), states, 1e-4f, 1e-4f, "state");
+  const Tensor want_states = transposed(states, shape.head_dim);
+  expect_near(dstates.back(), want_states, 1e-4f, 1e-4f, "state");
   expect_near(dgated.back(), gated, 0x1p-7f, 1e-6f, "norm");
+
+  if (gated_delta_takes_decode(dbatch, shape)) {
+    const OnDevice decode_states(before), decode_conv(conv_before);
+    const OnDevice out(Tensor(DType::kBf16, o.size()));
+    GatedDeltaBatch at_once = dbatch;
+    at_once.states = decode_states.f32();
+    at_once.conv_states = decode_conv.bf();
+    gated_delta_decode(dqkvz.bf(), dba.bf(), at_once, shape, dweights, out.bf(), nullptr);
+    // A rounding of what the CPU rounds too may fall the other way, and the norm scales it.
+    expect_near(out.back(), gated, 0x1p-6f, 0x1p-7f, "decode");
+    expect_near(decode_states.back(), want_states, 1e-2f, 1e-2f, "decode's state");
+    expect_near(decode_conv.back(), conv_states, 0, 0, "decode's inputs");
+  }
+  if (shape.head_dim != 128 || std::find(c.fresh.begin(), c.fresh.end(), 0) != c.fresh.end())
+    return;
+  const OnDevice chunked_states(before);
+  const OnDevice chunked_out(Tensor(DType::kBf16, o.size()));
+  dbatch.states = chunked_states.f32();
+  // The last snapshot is the state after the step.
+  std::vector<int64_t> snapshots{0};
+  for (const int fresh : c.fresh) snapshots.push_back(snapshots.back() + (fresh + 63) / 64);
+  const DeviceBuffer<int64_t> dsnapshots(snapshots);
+  const OnDevice taken(Tensor(DType::kF32, size(snapshots.back() * shape.state_size())));
+  DeviceBuffer<char> scratch(gated_delta_chunked_scratch_bytes(tokens, sequences, shape));
+  gated_delta_rule_chunked(fed.bf(), dba.bf(), dbatch, shape, dweights, chunked_out.bf(),
+                           {64, dsnapshots.get(), taken.f32()}, scratch.get(), nullptr);
+  // Values are of about 1; each of q, k, v and the chunk's own products is rounded to bf16.
+  expect_near(chunked_out.back(), o, 0x1p-6f, 0x1p-6f, "chunked rule");
+  expect_near(chunked_states.back(), want_states, 0x1p-6f, 0x1p-6f, "chunked state");
+  const Tensor got = taken.back();
+  for (size_t s = 0; s < c.fresh.size(); ++s) {
+    const int64_t last = (snapshots[s + 1] - 1) * shape.state_size();
+    for (int64_t i = 0; i < shape.state_size(); ++i) {
+      const float want = want_states[size(slots[s] * shape.state_size() + i)];
+      ASSERT_NEAR(got[size(last + i)], want, 0x1p-6f * std::abs(want) + 0x1p-6f)
+          << "snapshot " << i;
+    }
+  }
 }
-INSTANTIATE_TEST_SUITE_P(Shapes, GatedDelta,
-                         testing::Values(Case{{2, 4, 32, 4}, {1}, {1}},
-                                         Case{{2, 4, 32, 4}, {5, 1, 2, 40}, {1, 0, 0, 0}},
-                                         Case{{1, 1, 64, 4}, {100, 3}, {0, 1}},
-                                         Case{{2, 4, 128, 4}, {1, 1, 1}, {0, 1, 0}},
-                                         Case{{4, 8, 128, 4}, {200}, {1}},
-                                         Case{{2, 6, 64, 3}, {2, 0, 17}, {0, 0, 1}},
-                                         Case{{16, 32, 128, 4}, {33, 1}, {0, 0}}));
+INSTANTIATE_TEST_SUITE_P(
+    Shapes, GatedDelta,
+    testing::Values(Case{{2, 4, 32, 4}, {1}, {1}}, Case{{2, 4, 32, 4}, {5, 1, 2, 40}, {1, 0, 0, 0}},
+                    Case{{1, 1, 64, 4}, {100, 3}, {0, 1}},
+                    Case{{2, 4, 128, 4}, {1, 1, 1}, {0, 1, 0}}, Case{{4, 8, 128, 4}, {200}, {1}},
+                    Case{{2, 4, 128, 4}, {128, 70, 64, 1}, {1, 0, 0, 1}},
+                    Case{{1, 2, 128, 4}, {1000}, {0}}, Case{{2, 6, 64, 3}, {2, 0, 17}, {0, 0, 1}},
+                    Case{{16, 32, 128, 4}, {33, 1}, {0, 0}}));
 
 }  // namespace
 }  // namespace vamp::cuda
