@@ -33,6 +33,7 @@ cudaError_t dispatch_tile(int tile, const Params& params, bf16* tmp_v, float* tm
 }
 
 constexpr size_t kIntWorkspaceBytes = size_t{8} << 20;
+constexpr int kPlans = 3;
 constexpr int kStepsInFlight = 2;
 
 }  // namespace
@@ -41,14 +42,15 @@ struct Attention::Impl {
   AttentionShape shape;
   int block_tokens;
   DeviceBuffer<char> floats;
-  DeviceBuffer<char> ints;  // the short sequences' plan, then the long ones'
+  DeviceBuffer<char> ints;  // the plans of short, long and dense sequences
   char* pinned[kStepsInFlight] = {};
   cudaEvent_t copied[kStepsInFlight] = {};  // the pinned buffer may be written again
   int next = 0;
   AttentionBatch batch;
   int short_sequences = 0, short_tokens = 0;
+  int dense_from = 0;  // the first sequence of those that are whole in this step
   flashinfer::PrefillPlanInfo info;
-  flashinfer::PrefillPlanSM90Info long_info;
+  flashinfer::PrefillPlanSM90Info long_info, dense_info;
 
   template <typename T>
   T* int_at(int64_t offset) const {
@@ -56,14 +58,13 @@ struct Attention::Impl {
   }
   void split();
   void plan_short(bool graph, cudaStream_t stream);
-  void plan_long(cudaStream_t stream);
+  void plan_long(int first, int end, bool is_dense, cudaStream_t stream);
   void run_short(const bf16* q, int64_t q_stride, const KvCache& cache, int layer, float scale,
                  bf16* out, cudaStream_t stream) const;
-  void run_long(const bf16* q, int64_t q_stride, const KvCache& cache, int layer, float scale,
-                bf16* out, cudaStream_t stream) const;
+  void run_long(LongAttentionArgs args, bool is_dense, cudaStream_t stream) const;
 };
 
-// Leading sequences with few new tokens are short.
+// Leading sequences with few new tokens are short, trailing ones without a context dense.
 void Attention::Impl::split() {
   const bool has_long = shape.head_dim >= 128 && batch.context_host;
   short_sequences = 0;
@@ -73,6 +74,12 @@ void Attention::Impl::split() {
     ++short_sequences;
   }
   short_tokens = batch.query_start_host[short_sequences];
+  dense_from = batch.sequences;
+  while (batch.dense && dense_from > short_sequences) {
+    const int32_t* start = batch.query_start_host + dense_from - 1;
+    if (start[1] - start[0] != batch.context_host[dense_from - 1]) break;
+    --dense_from;
+  }
 }
 
 void Attention::Impl::plan_short(bool graph, cudaStream_t stream) {
@@ -87,20 +94,22 @@ void Attention::Impl::plan_short(bool graph, cudaStream_t stream) {
         "planning attention");
 }
 
-void Attention::Impl::plan_long(cudaStream_t stream) {
-  const int first = short_sequences;
-  if (first == batch.sequences) return;
-  check(
-      flashinfer::PrefillSM90Plan<int32_t>(
-          floats.get(), floats.size(), ints.get() + kIntWorkspaceBytes,
-          pinned[next] + kIntWorkspaceBytes, kIntWorkspaceBytes, long_info,
-          const_cast<int32_t*>(batch.query_start_host) + first,
-          const_cast<int32_t*>(batch.block_start_host) + first,
-          const_cast<int32_t*>(batch.context_host) + first, batch.tokens - short_tokens,
-          batch.sequences - first, shape.num_heads, shape.kv_heads, shape.head_dim, shape.head_dim,
-          block_tokens, /*causal=*/true, /*enable_cuda_graph=*/false, sizeof(bf16), stream),
-      "planning attention of long queries");
-  VAMP_CHECK(!long_info.same_schedule_for_all_heads, "attention: {} new tokens in one step",
+// Sequences [first, end). Dense: "pages" of one token, which lie as the queries do.
+void Attention::Impl::plan_long(int first, int end, bool is_dense, cudaStream_t stream) {
+  if (first == end) return;
+  const auto* starts = const_cast<int32_t*>(batch.query_start_host);
+  const size_t place = (is_dense ? 2 : 1) * kIntWorkspaceBytes;
+  flashinfer::PrefillPlanSM90Info& plan_info = is_dense ? dense_info : long_info;
+  check(flashinfer::PrefillSM90Plan<int32_t>(
+            floats.get(), floats.size(), ints.get() + place, pinned[next] + place,
+            kIntWorkspaceBytes, plan_info, const_cast<int32_t*>(starts) + first,
+            const_cast<int32_t*>(is_dense ? starts : batch.block_start_host) + first,
+            const_cast<int32_t*>(batch.context_host) + first, starts[end] - starts[first],
+            end - first, shape.num_heads, shape.kv_heads, shape.head_dim, shape.head_dim,
+            is_dense ? 1 : block_tokens, /*causal=*/true, /*enable_cuda_graph=*/false, sizeof(bf16),
+            stream),
+        "planning attention of long queries");
+  VAMP_CHECK(!plan_info.same_schedule_for_all_heads, "attention: {} new tokens in one step",
              batch.tokens);
 }
 
@@ -108,19 +117,22 @@ Attention::Attention(const AttentionShape& shape, int block_tokens, size_t works
     : impl_(new Impl{shape,
                      block_tokens,
                      DeviceBuffer<char>(workspace_bytes),
-                     DeviceBuffer<char>(2 * kIntWorkspaceBytes),
+                     DeviceBuffer<char>(kPlans * kIntWorkspaceBytes),
                      {},
                      {},
                      0,
                      {},
                      0,
                      0,
+                     0,
+                     {},
                      {},
                      {}}) {
   VAMP_CHECK(shape.head_dim == 64 || shape.head_dim == 128 || shape.head_dim == 256,
              "attention: head_dim {}", shape.head_dim);
   for (int i = 0; i < kStepsInFlight; ++i) {
-    check(cudaMallocHost(&impl_->pinned[i], 2 * kIntWorkspaceBytes), "pinning attention's plan");
+    check(cudaMallocHost(&impl_->pinned[i], kPlans * kIntWorkspaceBytes),
+          "pinning attention's plan");
     check(cudaEventCreateWithFlags(&impl_->copied[i], cudaEventDisableTiming), "cudaEventCreate");
   }
 }
@@ -139,38 +151,42 @@ void Attention::plan(const AttentionBatch& batch, bool graph, cudaStream_t strea
   check(cudaEventSynchronize(m.copied[m.next]), "waiting for an earlier plan's copy");
   m.split();
   m.plan_short(graph, stream);
-  m.plan_long(stream);
+  m.plan_long(m.short_sequences, m.dense_from, false, stream);
+  m.plan_long(m.dense_from, batch.sequences, true, stream);
   check(cudaEventRecord(m.copied[m.next], stream), "cudaEventRecord");
   m.next = (m.next + 1) % kStepsInFlight;
 }
 
 void Attention::run(const bf16* q, int64_t q_stride, const KvCache& cache, int layer, float scale,
-                    bf16* out, cudaStream_t stream) {
+                    bf16* out, cudaStream_t stream, const DenseKv& dense) {
   const Impl& m = *impl_;
   const KvLayout& layout = cache.layout;
   VAMP_CHECK(layout.dtype == DType::kBf16 && layout.block_tokens == m.block_tokens &&
                  layout.kv_heads == m.shape.kv_heads && layout.head_dim == m.shape.head_dim,
              "attention: the cache's layout is another");
+  VAMP_CHECK(!m.batch.dense || (dense.k && dense.v),
+             "attention: planned with dense keys, run without");
   if (m.batch.tokens == 0) return;
   if (m.short_tokens > 0) m.run_short(q, q_stride, cache, layer, scale, out, stream);
-  if (m.short_sequences < m.batch.sequences)
-    m.run_long(q, q_stride, cache, layer, scale, out, stream);
+  const LongAttentionArgs args{{},    q,     q_stride,          m.batch.tokens, m.shape.num_heads,
+                               cache, layer, m.batch.block_ids, dense,          scale,
+                               out};
+  if (m.short_sequences < m.dense_from) m.run_long(args, false, stream);
+  if (m.dense_from < m.batch.sequences) m.run_long(args, true, stream);
 }
 
-void Attention::Impl::run_long(const bf16* q, int64_t q_stride, const KvCache& cache, int layer,
-                               float scale, bf16* out, cudaStream_t stream) const {
+void Attention::Impl::run_long(LongAttentionArgs args, bool is_dense, cudaStream_t stream) const {
+  const auto& i = is_dense ? dense_info : long_info;
   const auto at = [&](int64_t offset) {
-    return int_at<int32_t>(static_cast<int64_t>(kIntWorkspaceBytes) + offset);
+    return int_at<int32_t>((is_dense ? 2 : 1) * static_cast<int64_t>(kIntWorkspaceBytes) + offset);
   };
-  const auto& i = long_info;
-  const LongAttentionPlan plan{at(i.qo_tile_indices_offset), at(i.qo_indptr_offset),
-                               at(i.kv_indptr_offset),       at(i.qo_len_offset),
-                               at(i.kv_len_offset),          at(i.head_indices_offset),
-                               at(i.batch_indices_offset),   at(i.work_indptr_offset)};
-  const LongAttentionArgs args{plan,  q,     q_stride,        batch.tokens, shape.num_heads,
-                               cache, layer, batch.block_ids, scale,        out};
-  check(shape.head_dim == 128 ? long_attention_128(args, stream) : long_attention_256(args, stream),
-        "attention of long queries");
+  args.plan = {at(i.qo_tile_indices_offset), at(i.qo_indptr_offset),  at(i.kv_indptr_offset),
+               at(i.qo_len_offset),          at(i.kv_len_offset),     at(i.head_indices_offset),
+               at(i.batch_indices_offset),   at(i.work_indptr_offset)};
+  const auto attention = shape.head_dim == 128
+                             ? (is_dense ? dense_attention_128 : long_attention_128)
+                             : (is_dense ? dense_attention_256 : long_attention_256);
+  check(attention(args, stream), "attention of long queries");
 }
 
 void Attention::Impl::run_short(const bf16* q, int64_t q_stride, const KvCache& cache, int layer,

@@ -1,6 +1,7 @@
 // Attention of a step's tokens over the paged, block-major cache: decode, chunked prefill and both
 // in one batch. FlashInfer's FA2 templates, whose host plan cuts long contexts into pieces of equal
-// work, and for prefill chunks its FA3 templates, which do 1.4 times as much there.
+// work, and for prefill chunks its FA3 templates, which do 1.4 times as much there, more where keys
+// and values need not be gathered from the cache.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -34,6 +35,14 @@ struct AttentionBatch {
   const int32_t* block_ids = nullptr;          // device
   const int32_t* last_block_tokens = nullptr;  // device [sequences]: tokens in the last block
   const int32_t* context_host = nullptr;  // [sequences] tokens, new ones included; null: FA2 only
+  bool dense = false;                     // run() will be given the new tokens' keys and values
+};
+
+// The new tokens' keys and values, as the cache has them but in the tokens' order: [tokens,
+// kv_heads, head_dim], `stride` elements between tokens.
+struct DenseKv {
+  const __nv_bfloat16 *k = nullptr, *v = nullptr;
+  int64_t stride = 0;
 };
 
 // Owns workspaces (of max_workspace_bytes on the device, and pinned staging for two steps in
@@ -51,9 +60,10 @@ class Attention {
   // Host work and one small copy to the device. `graph`: sizes fixed by (sequences, tokens).
   void plan(const AttentionBatch& batch, bool graph, cudaStream_t stream);
   // out[t] = attention of token t: q [tokens, num_heads, head_dim] with q_stride elements between
-  // tokens, out likewise; bf16. Causal: a sequence's tokens are the last of its context.
+  // tokens, out likewise; bf16. Causal: a sequence's tokens are the last of its context. `dense`,
+  // for a plan made with it, is read instead of the cache where a sequence's whole context is new.
   void run(const __nv_bfloat16* q, int64_t q_stride, const KvCache& cache, int layer, float scale,
-           __nv_bfloat16* out, cudaStream_t stream);
+           __nv_bfloat16* out, cudaStream_t stream, const DenseKv& dense = {});
 
  private:
   struct Impl;

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 
+#include "kernels/cuda/attention.h"
 #include "kernels/kv_layout.h"
 
 namespace vamp::cuda {
@@ -28,6 +29,7 @@ struct LongAttentionArgs {
   KvCache cache;
   int layer = 0;
   const int32_t* block_ids = nullptr;
+  DenseKv dense;  // read by dense_attention_* instead of the cache
   float scale = 1.0f;
   __nv_bfloat16* out = nullptr;  // [tokens, num_heads, head_dim]
 };
@@ -35,5 +37,9 @@ struct LongAttentionArgs {
 // One translation unit each: the templates take a minute to compile.
 cudaError_t long_attention_128(const LongAttentionArgs& args, cudaStream_t stream);
 cudaError_t long_attention_256(const LongAttentionArgs& args, cudaStream_t stream);
+// Of prompts that begin with this step: their keys and values lie in order, and the copy unit can
+// bring them. The plan's block_start then counts tokens.
+cudaError_t dense_attention_128(const LongAttentionArgs& args, cudaStream_t stream);
+cudaError_t dense_attention_256(const LongAttentionArgs& args, cudaStream_t stream);
 
 }  // namespace vamp::cuda

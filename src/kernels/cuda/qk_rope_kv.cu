@@ -14,9 +14,9 @@ constexpr int kHeadsPerBlock = 8;
 // (halves of 32).
 template <int kHeadDim>
 __global__ void __launch_bounds__(kHeadsPerBlock * 32)
-    qk_rope_kv_kernel(__nv_bfloat16* qkv, QkvShape shape, NormWeight q_norm, NormWeight k_norm,
-                      const float* __restrict__ cos_sin, __nv_bfloat16* arena, KvLayout layout,
-                      int layer, const int32_t* __restrict__ kv_slots) {
+    qk_rope_kv_kernel(__nv_bfloat16* qkv, int64_t stride, QkvShape shape, NormWeight q_norm,
+                      NormWeight k_norm, const float* __restrict__ cos_sin, __nv_bfloat16* arena,
+                      KvLayout layout, int layer, const int32_t* __restrict__ kv_slots) {
   constexpr int kPairs = kHeadDim / 64;
   allow_next();
   wait_for_previous();
@@ -25,7 +25,7 @@ __global__ void __launch_bounds__(kHeadsPerBlock * 32)
   const int heads = shape.num_heads + 2 * shape.kv_heads;
   if (head >= heads) return;
   const bool is_q = head < shape.num_heads, is_v = head >= shape.num_heads + shape.kv_heads;
-  __nv_bfloat16* row = qkv + (static_cast<size_t>(token) * heads + head) * kHeadDim;
+  __nv_bfloat16* row = qkv + token * stride + head * kHeadDim;
   float x[kPairs][2];
 #pragma unroll
   for (int j = 0; j < kPairs; ++j) {
@@ -79,19 +79,19 @@ __global__ void __launch_bounds__(kHeadsPerBlock * 32)
       x[j][1] = rotated[j][1];
     }
   }
-  __nv_bfloat16* out = row;
-  if (!is_q) {
-    const int slot = kv_slots[token];
-    if (slot < 0) return;
-    const int kv_head = (head - shape.num_heads) % shape.kv_heads;
-    out = arena + slot / layout.block_tokens * layout.block_stride() +
-          (is_v ? layout.v_offset() : 0) +
-          layout.k_offset(layer, kv_head, slot % layout.block_tokens);
-  }
+  const auto write = [&](__nv_bfloat16* out) {
 #pragma unroll
-  for (int j = 0; j < kPairs; ++j)
-    *reinterpret_cast<__nv_bfloat162*>(out + 64 * j + 2 * lane) =
-        __floats2bfloat162_rn(x[j][0], x[j][1]);
+    for (int j = 0; j < kPairs; ++j)
+      *reinterpret_cast<__nv_bfloat162*>(out + 64 * j + 2 * lane) =
+          __floats2bfloat162_rn(x[j][0], x[j][1]);
+  };
+  if (!is_v) write(row);
+  const int slot = kv_slots[token];
+  if (is_q || slot < 0) return;
+  const int kv_head = (head - shape.num_heads) % shape.kv_heads;
+  write(arena + slot / layout.block_tokens * layout.block_stride() +
+        (is_v ? layout.v_offset() : 0) +
+        layout.k_offset(layer, kv_head, slot % layout.block_tokens));
 }
 
 // For many tokens: a lane holds eight elements of a head, so that a warp takes 256 / kHeadDim
@@ -114,8 +114,8 @@ __device__ Eight load_floats(const float* p) {
 
 template <int kHeadDim>
 __global__ void __launch_bounds__(kWideThreads)
-    qk_rope_kv_wide_kernel(__nv_bfloat16* qkv, int tokens, QkvShape shape, NormWeight q_norm,
-                           NormWeight k_norm, const float* __restrict__ cos_sin,
+    qk_rope_kv_wide_kernel(__nv_bfloat16* qkv, int64_t stride, int tokens, QkvShape shape,
+                           NormWeight q_norm, NormWeight k_norm, const float* __restrict__ cos_sin,
                            __nv_bfloat16* arena, KvLayout layout, int layer,
                            const int32_t* __restrict__ kv_slots) {
   constexpr int kLanes = kHeadDim / 8;  // of a head
@@ -131,8 +131,7 @@ __global__ void __launch_bounds__(kWideThreads)
 #pragma unroll
   for (int i = 0; i < kWideTokens; ++i) {
     if (active && first + i < tokens)
-      bits[i] = *reinterpret_cast<const uint4*>(
-          qkv + (static_cast<size_t>(first + i) * heads + head) * kHeadDim + d);
+      bits[i] = *reinterpret_cast<const uint4*>(qkv + (first + i) * stride + head * kHeadDim + d);
   }
   const NormWeight norm = is_q ? q_norm : k_norm;
   Eight weight{};
@@ -164,18 +163,19 @@ __global__ void __launch_bounds__(kWideThreads)
       for (int j = 0; j < 8; ++j) v.x[j] = v.x[j] * cosine.x[j] + sign * partner.x[j] * sine.x[j];
     }
     if (!active || first + i >= tokens) continue;
-    __nv_bfloat16* out = qkv + (static_cast<size_t>(token) * heads + head) * kHeadDim;
-    if (!is_q) {
-      const int slot = kv_slots[token];
-      if (slot < 0) continue;
-      const int kv_head = (head - shape.num_heads) % shape.kv_heads;
-      out = arena + slot / layout.block_tokens * layout.block_stride() +
-            (is_v ? layout.v_offset() : 0) +
-            layout.k_offset(layer, kv_head, slot % layout.block_tokens);
+    const uint4 done = make_uint4(pack_bf16(v.x[0], v.x[1]), pack_bf16(v.x[2], v.x[3]),
+                                  pack_bf16(v.x[4], v.x[5]), pack_bf16(v.x[6], v.x[7]));
+    if (!is_v) {
+      __nv_bfloat16* row = qkv + token * stride + head * kHeadDim;
+      *reinterpret_cast<uint4*>(row + d) = done;
     }
-    *reinterpret_cast<uint4*>(out + d) =
-        make_uint4(pack_bf16(v.x[0], v.x[1]), pack_bf16(v.x[2], v.x[3]), pack_bf16(v.x[4], v.x[5]),
-                   pack_bf16(v.x[6], v.x[7]));
+    const int slot = kv_slots[token];
+    if (is_q || slot < 0) continue;
+    const int kv_head = (head - shape.num_heads) % shape.kv_heads;
+    __nv_bfloat16* cached = arena + slot / layout.block_tokens * layout.block_stride() +
+                            (is_v ? layout.v_offset() : 0) +
+                            layout.k_offset(layer, kv_head, slot % layout.block_tokens);
+    *reinterpret_cast<uint4*>(cached + d) = done;
   }
 }
 
@@ -187,8 +187,10 @@ void qk_norm_rope_write_kv(__nv_bfloat16* qkv, int tokens, const QkvShape& shape
                            cudaStream_t stream) {
   const auto supported = [](int dim) { return dim == 64 || dim == 128 || dim == 256; };
   VAMP_CHECK(supported(shape.head_dim) && supported(shape.rotary_dim) &&
-                 shape.rotary_dim <= shape.head_dim && cache.layout.dtype == DType::kBf16,
-             "qk_norm_rope_write_kv: head_dim {}, rotary_dim {}", shape.head_dim, shape.rotary_dim);
+                 shape.rotary_dim <= shape.head_dim && shape.stride() % 8 == 0 &&
+                 cache.layout.dtype == DType::kBf16,
+             "qk_norm_rope_write_kv: head_dim {}, rotary_dim {}, stride {}", shape.head_dim,
+             shape.rotary_dim, shape.stride());
   if (tokens == 0) return;
   const int heads = shape.num_heads + 2 * shape.kv_heads;
   if (tokens >= kWideFrom) {
@@ -199,7 +201,7 @@ void qk_norm_rope_write_kv(__nv_bfloat16* qkv, int tokens, const QkvShape& shape
     launch_overlapped(
         "qk_norm_rope_write_kv", wide,
         dim3((tokens + kWideTokens - 1) / kWideTokens, (heads + block_heads - 1) / block_heads),
-        kWideThreads, 0, stream, qkv, tokens, shape, q_norm, k_norm, cos_sin,
+        kWideThreads, 0, stream, qkv, shape.stride(), tokens, shape, q_norm, k_norm, cos_sin,
         static_cast<__nv_bfloat16*>(cache.arena), cache.layout, layer, kv_slots);
     return;
   }
@@ -209,7 +211,8 @@ void qk_norm_rope_write_kv(__nv_bfloat16* qkv, int tokens, const QkvShape& shape
                       : shape.head_dim == 128 ? qk_rope_kv_kernel<128>
                                               : qk_rope_kv_kernel<256>;
   launch_overlapped("qk_norm_rope_write_kv", kernel, grid, kHeadsPerBlock * 32, 0, stream, qkv,
-                    shape, q_norm, k_norm, cos_sin, arena, cache.layout, layer, kv_slots);
+                    shape.stride(), shape, q_norm, k_norm, cos_sin, arena, cache.layout, layer,
+                    kv_slots);
 }
 
 }  // namespace vamp::cuda

@@ -14,10 +14,13 @@ struct QkvShape {
   int num_heads = 0, kv_heads = 0;
   int head_dim = 0;    // 64, 128 or 256
   int rotary_dim = 0;  // 64, 128 or 256, at most head_dim
+  int row_stride = 0;  // elements between tokens of qkv; 0: its heads lie dense
+
+  int64_t stride() const { return row_stride ? row_stride : (num_heads + 2 * kv_heads) * head_dim; }
 };
 
-// qkv [tokens, (num_heads + 2 kv_heads) * head_dim] bf16: q is normed (when q_norm.data) and
-// rotated in place; k likewise, into the cache of `layer`; v into the cache as it is.
+// qkv [tokens, num_heads + 2 kv_heads, head_dim] bf16: q and k are normed (when their norm has
+// data) and rotated in place; k and v are written into the cache of `layer`.
 //   cos_sin [tokens, 2, rotary_dim / 2] f32; kv_slots [tokens]: block id * block_tokens + token in
 //   the block, negative: the token's k and v are not written (padding).
 // Asynchronous, capturable.
