@@ -4,44 +4,18 @@
 #include <numeric>
 
 #include "kernels/cuda/attention.h"
-#include "kernels/cuda/device_buffer.h"
+#include "kernels/cuda/cuda_test_support.h"
 #include "kernels/cuda/linear.h"
 #include "kernels/cuda/linear_skinny.h"
 #include "kernels/cuda/moe_grouped.h"
 #include "kernels/cuda/moe_routing.h"
 #include "kernels/cuda/qk_rope_kv.h"
-#include "kernels/test_support.h"
 
 namespace vamp::cuda {
 namespace {
 
 using bf16 = __nv_bfloat16;
 using test::Tensor;
-
-bool has_gpu() {
-  int count = 0;
-  return cudaGetDeviceCount(&count) == cudaSuccess && count > 0;
-}
-#define SKIP_WITHOUT_GPU() \
-  if (!has_gpu()) GTEST_SKIP() << "no GPU"
-
-// The bytes of a host tensor on the device.
-class OnDevice {
- public:
-  explicit OnDevice(const Tensor& t) : buffer_(t.size() * t.width()) {
-    check(cudaMemcpy(buffer_.get(), t.data(), buffer_.size(), cudaMemcpyHostToDevice), "copy");
-  }
-  bf16* bf() const { return reinterpret_cast<bf16*>(buffer_.get()); }
-  float* f32() const { return reinterpret_cast<float*>(buffer_.get()); }
-  Tensor back(DType type) const {
-    Tensor t(type, buffer_.size() / (type == DType::kF32 ? 4 : 2));
-    check(cudaMemcpy(t.data(), buffer_.get(), buffer_.size(), cudaMemcpyDeviceToHost), "copy");
-    return t;
-  }
-
- private:
-  DeviceBuffer<char> buffer_;
-};
 
 Tensor widened(const Tensor& t) {
   Tensor out(DType::kF32, t.size());
@@ -114,12 +88,12 @@ TEST_P(LargeLinear, MatchesTheCpu) {
     }
     linear.run(dx.bf(), c.K + c.padding, c.rows, {&part, 1}, nullptr);
     if (type == DType::kF32) {
-      const Tensor got = out.back(type);
+      const Tensor got = out.back();
       for (size_t i = 0; i < got.size(); ++i)
         ASSERT_NEAR(got[i], want[i], 1e-5f * (1 + std::abs(want[i]))) << i;
     } else {
       // The product may be rounded before bias or residual, both of about 1, are added.
-      expect_near(out.back(type), want, 2, c.bias || c.kind == Out::kResidual ? 2.0f : 0.01f);
+      expect_near(out.back(), want, 2, c.bias || c.kind == Out::kResidual ? 2.0f : 0.01f);
     }
   }
 }
@@ -128,6 +102,13 @@ INSTANTIATE_TEST_SUITE_P(Shapes, LargeLinear,
                                          LinearCase{33, 128, 2048, Out::kFloat, false, 0},
                                          LinearCase{100, 256, 512, Out::kResidual, false, 0},
                                          LinearCase{129, 72, 136, Out::kActivation, true, 8},
+                                         LinearCase{128, 5120, 2048, Out::kActivation, false, 0},
+                                         LinearCase{256, 2048, 4096, Out::kResidual, false, 0},
+                                         LinearCase{201, 200, 520, Out::kActivation, true, 0},
+                                         LinearCase{64, 2048, 4096, Out::kResidual, false, 0},
+                                         LinearCase{61, 200, 1000, Out::kResidual, true, 0},
+                                         LinearCase{97, 136, 72, Out::kFloat, true, 0},
+                                         LinearCase{16, 2048, 4096, Out::kResidual, false, 0},
                                          LinearCase{5, 64, 128, Out::kFloat, true, 0},
                                          LinearCase{5, 64, 128, Out::kResidual, false, 16},
                                          LinearCase{300, 1000, 72, Out::kResidual, false, 24},
@@ -140,34 +121,33 @@ struct MoeCase {
   int favoured;  // so many experts get all tokens; 0: all alike
   int padding;   // elements between experts
 };
-class GroupedMoe : public testing::TestWithParam<MoeCase> {
- protected:
-  struct Lists {
-    DeviceBuffer<int> experts, pairs, start, num_work;
-    DeviceBuffer<WorkItem> work;
-    DeviceBuffer<float> weights;
-    explicit Lists(const MoeCase& c)
-        : experts(size(c)),
-          pairs(size(c)),
-          start(static_cast<size_t>(c.experts) + 1),
-          num_work(1),
-          work(static_cast<size_t>(max_work_items(c.tokens, {c.experts, c.top_k, 0, 0})) + 1),
-          weights(size(c)) {}
-    static size_t size(const MoeCase& c) {
-      return static_cast<size_t>(std::max(1, c.tokens * c.top_k));
-    }
-    Routing view() const {
-      Routing r;
-      r.experts = experts.get();
-      r.weights = weights.get();
-      r.expert_start = start.get();
-      r.pairs = pairs.get();
-      r.work = work.get();
-      r.num_work = num_work.get();
-      return r;
-    }
-  };
+// What route() fills.
+struct Lists {
+  DeviceBuffer<int> experts, pairs, start, num_work;
+  DeviceBuffer<WorkItem> work;
+  DeviceBuffer<float> weights;
+  explicit Lists(const MoeCase& c)
+      : experts(size(c)),
+        pairs(size(c)),
+        start(static_cast<size_t>(c.experts) + 1),
+        num_work(1),
+        work(static_cast<size_t>(max_work_items(c.tokens, {c.experts, c.top_k, 0, 0})) + 1),
+        weights(size(c)) {}
+  static size_t size(const MoeCase& c) {
+    return static_cast<size_t>(std::max(1, c.tokens * c.top_k));
+  }
+  Routing view() const {
+    Routing r;
+    r.experts = experts.get();
+    r.weights = weights.get();
+    r.expert_start = start.get();
+    r.pairs = pairs.get();
+    r.work = work.get();
+    r.num_work = num_work.get();
+    return r;
+  }
 };
+class GroupedMoe : public testing::TestWithParam<MoeCase> {};
 
 TEST_P(GroupedMoe, MatchesTheCpu) {
   SKIP_WITHOUT_GPU();
@@ -223,18 +203,18 @@ TEST_P(GroupedMoe, MatchesTheCpu) {
   moe_grouped_combine_rms_norm(y.bf(), c.tokens, shape, lists.view(), dresidual.bf(),
                                {dnorm.f32(), 1e-6f, true}, out.bf(), nullptr);
   // Rounded: the activation, y, the residual. Values of about 1, in sums of as many of them.
-  expect_near(dresidual.back(DType::kBf16), want, 4, 1.0f);
-  const Tensor got = out.back(DType::kBf16);
+  expect_near(dresidual.back(), want, 4, 1.0f);
+  const Tensor got = out.back();
   for (size_t i = 0; i < got.size(); ++i)
     ASSERT_NEAR(got[i], normed[i], 5 * 0x1p-9f * (std::abs(normed[i]) + 1 + std::abs(norm[i % H])))
         << i;
 
   // The first tokens alone give the bits they gave among all.
-  const Tensor together = y.back(DType::kBf16);
+  const Tensor together = y.back();
   const int some = c.tokens / 3;
   run(some);
   const size_t count = static_cast<size_t>(some * c.top_k) * H;
-  EXPECT_EQ(y.back(DType::kBf16).bits(0, count), together.bits(0, count));
+  EXPECT_EQ(y.back().bits(0, count), together.bits(0, count));
 }
 INSTANTIATE_TEST_SUITE_P(
     Shapes, GroupedMoe,
@@ -243,6 +223,43 @@ INSTANTIATE_TEST_SUITE_P(
                     MoeCase{333, 8, 2, 512, 128, 1, 0}, MoeCase{50, 512, 10, 128, 64, 0, 32},
                     MoeCase{200, 5, 3, 72, 48, 0, 8}, MoeCase{150, 4, 4, 200, 136, 0, 0},
                     MoeCase{1000, 128, 8, 320, 96, 4, 0}, MoeCase{90, 2, 1, 2048, 768, 2, 0}));
+
+// An expert's place in its matrices may lie beyond 2 and 4 GiB.
+TEST(GroupedMoeFarApart, TheLastExpertIsReadWhereItLies) {
+  SKIP_WITHOUT_GPU();
+  constexpr int kTokens = 40, H = 256, I = 128, kPlaces[] = {1, 7};
+  constexpr size_t kStride = size_t{700} << 20;
+  Random random(11);
+  const Tensor x = Tensor::random(DType::kBf16, size_t{kTokens} * H, random);
+  const Tensor gate_up = Tensor::random(DType::kBf16, size_t{2} * I * H, random, 1.0 / 16);
+  const Tensor down = Tensor::random(DType::kBf16, size_t{I} * H, random, 1.0 / 11);
+  const OnDevice dx(x);
+  const DeviceBuffer<char> far(8 * kStride);
+  const MoeCase c{kTokens, 8, 1, H, I, 0, 0};
+  const MoeShape shape{8, 1, H, I};
+  std::vector<Tensor> results;
+  for (const int expert : kPlaces) {
+    char* const place = far.get() + static_cast<size_t>(expert) * kStride;
+    const size_t gate_up_bytes = gate_up.size() * 2;
+    check(cudaMemcpy(place, gate_up.data(), gate_up_bytes, cudaMemcpyHostToDevice), "copy");
+    check(cudaMemcpy(place + gate_up_bytes, down.data(), down.size() * 2, cudaMemcpyHostToDevice),
+          "copy");
+    std::vector<float> logits(size_t{kTokens} * 8, 0.0f);
+    for (size_t t = 0; t < kTokens; ++t) logits[t * 8 + static_cast<size_t>(expert)] = 9;
+    const DeviceBuffer<float> dlogits(logits);
+    const Lists lists(c);
+    route(dlogits.get(), lists.view(), kTokens, 8, 1, true, nullptr);
+    const MoeWeights weights{far.get(), far.get() + gate_up_bytes, kStride, kStride, DType::kBf16};
+    const OnDevice activation(poison(DType::kBf16, size_t{kTokens} * I)),
+        y(poison(DType::kBf16, size_t{kTokens} * H));
+    moe_grouped_gate_up(dx.bf(), kTokens, shape, weights, lists.view(), activation.bf(), nullptr);
+    moe_grouped_down(activation.bf(), kTokens, shape, weights, lists.view(), y.bf(), nullptr);
+    results.push_back(activation.back());
+    results.push_back(y.back());
+  }
+  EXPECT_EQ(results[0].bits(), results[2].bits()) << "gate and up";
+  EXPECT_EQ(results[1].bits(), results[3].bits()) << "down";
+}
 
 struct RopeCase {
   QkvShape shape;
@@ -279,8 +296,8 @@ TEST_P(ManyTokensRope, AsInSmallSteps) {
                             norm, norm, dcos_sin.f32() + int64_t{t} * shape.rotary_dim, cache, 1,
                             dslots.get() + t, nullptr);
     }
-    results.push_back(in_place.back(DType::kBf16));
-    results.push_back(out.back(DType::kBf16));
+    results.push_back(in_place.back());
+    results.push_back(out.back());
   }
   // The norm's sum has another order: a last bit of f32, which may turn a rounding to bf16.
   for (const size_t which : {0u, 1u}) {
@@ -302,7 +319,28 @@ struct LongCase {
   int heads, kv_heads, head_dim, block_tokens;
   std::vector<std::pair<int, int>> sequences;  // (context before, new tokens)
 };
-class LongAttention : public testing::TestWithParam<LongCase> {};
+class LongAttention : public testing::TestWithParam<LongCase> {
+ protected:
+  // The new tokens' keys and values as the cache has them, [tokens, 2, kv_heads, head_dim].
+  static Tensor dense_kv(const LongCase& c, const Tensor& arena, const KvLayout& layout, int layer,
+                         const std::vector<int32_t>& ids, const std::vector<int32_t>& block_start) {
+    std::vector<float> out;
+    for (size_t s = 0; s < c.sequences.size(); ++s) {
+      const auto& [before, fresh] = c.sequences[s];
+      for (int p = before; p < before + fresh; ++p) {
+        const int64_t block = ids[static_cast<size_t>(block_start[s] + p / c.block_tokens)];
+        for (const int64_t part : {int64_t{0}, layout.v_offset()}) {
+          for (int h = 0; h < c.kv_heads; ++h) {
+            const int64_t at = block * layout.block_stride() + part +
+                               layout.k_offset(layer, h, p % c.block_tokens);
+            for (int d = 0; d < c.head_dim; ++d) out.push_back(arena[static_cast<size_t>(at + d)]);
+          }
+        }
+      }
+    }
+    return Tensor(DType::kBf16, out);
+  }
+};
 
 TEST_P(LongAttention, MatchesTheCpu) {
   SKIP_WITHOUT_GPU();
@@ -371,21 +409,29 @@ TEST_P(LongAttention, MatchesTheCpu) {
                        dids.get(),
                        dlast.get(),
                        nullptr};
-  for (const bool fa3 : {false, true}) {
+  const OnDevice dense(dense_kv(c, arena, cache.layout, layer, ids, block_start));
+  const int64_t kv_width = int64_t{c.kv_heads} * c.head_dim;
+  for (const auto& [fa3, with_dense] : {std::pair{false, false}, {true, false}, {true, true}}) {
     batch.context_host = fa3 ? contexts.data() : nullptr;
+    batch.dense = with_dense;
     const OnDevice out(poison(DType::kBf16, static_cast<size_t>(tokens) * width));
     attention.plan(batch, false, nullptr);
-    attention.run(dq.bf(), static_cast<int64_t>(stride), cache, layer, scale, out.bf(), nullptr);
-    const Tensor got = out.back(DType::kBf16);
+    attention.run(dq.bf(), static_cast<int64_t>(stride), cache, layer, scale, out.bf(), nullptr,
+                  {dense.bf(), dense.bf() + kv_width, 2 * kv_width});
+    const Tensor got = out.back();
     // Probabilities and the result are rounded to bf16; values average ones of about 1.
     for (size_t i = 0; i < got.size(); ++i)
       ASSERT_NEAR(got[i], want[i], 4 * 0x1p-9f * (std::abs(want[i]) + 0.5f))
-          << (fa3 ? "FA3" : "FA2") << " token " << i / width << " at " << i % width;
+          << (with_dense ? "dense"
+              : fa3      ? "FA3"
+                         : "FA2")
+          << " token " << i / width << " at " << i % width;
   }
 }
 INSTANTIATE_TEST_SUITE_P(
     Shapes, LongAttention,
     testing::Values(LongCase{8, 2, 128, 16, {{0, 192}}}, LongCase{8, 1, 128, 16, {{1000, 300}}},
+                    LongCase{4, 2, 128, 16, {{9, 1}, {70, 260}, {0, 333}, {0, 200}}},
                     LongCase{4, 4, 128, 32, {{5, 1}, {100, 7}, {77, 400}, {0, 1}, {33, 200}}},
                     LongCase{8, 1, 256, 16, {{0, 333}}},
                     LongCase{4, 2, 256, 16, {{40, 1}, {500, 193}}}));

@@ -1,4 +1,5 @@
-// Dense products of any number of rows: linear_skinny for few rows, cuBLASLt for more.
+// Dense products of any number of rows: linear_skinny for few rows, linear_split for some, cuBLASLt
+// for many.
 #pragma once
 
 #include <cuda_bf16.h>

@@ -1,3 +1,8 @@
+// One cluster of blocks sorts all pairs: each block counts those of its run of tokens by expert,
+// learns from the others' counts where its own begin, and puts them there. Few tokens are routed by
+// the same launch.
+#include <cooperative_groups.h>
+
 #include "kernels/cuda/cuda_check.h"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/moe_routing.h"
@@ -6,196 +11,205 @@
 namespace vamp::cuda {
 namespace {
 
-constexpr int kSlotsPerLane = kRoutingMaxExperts / 32;
+namespace cg = cooperative_groups;
 
-__device__ void route_any(const float* logits, int E, int top_k, bool renormalise, int* experts,
-                          float* weights) {
-  if (E <= 64) return route_token<2>(logits, E, top_k, renormalise, experts, weights);
-  if (E <= 128) return route_token<4>(logits, E, top_k, renormalise, experts, weights);
-  if (E <= 512) return route_token<16>(logits, E, top_k, renormalise, experts, weights);
-  route_token<kSlotsPerLane>(logits, E, top_k, renormalise, experts, weights);
-}
-
-// Prefix sums of counts[0..E) over experts, and the work items, by a whole block of 1024 threads.
-__device__ void scan_experts(const int* counts, int E, const Routing& out) {
-  __shared__ int warp_tokens[32], warp_active[32];
-  const int e = threadIdx.x, lane = e % 32, warp = e / 32;
-  const int count = e < E ? counts[e] : 0;
-  const int items = (count + kRoutingWorkTokens - 1) / kRoutingWorkTokens;
-  int tokens = count, active = items;
-#pragma unroll
-  for (int offset = 1; offset < 32; offset <<= 1) {
-    const int t = __shfl_up_sync(0xffffffffu, tokens, offset);
-    const int a = __shfl_up_sync(0xffffffffu, active, offset);
-    if (lane >= offset) {
-      tokens += t;
-      active += a;
-    }
-  }
-  if (lane == 31) {
-    warp_tokens[warp] = tokens;
-    warp_active[warp] = active;
-  }
-  __syncthreads();
-  for (int w = 0; w < warp; ++w) {
-    tokens += warp_tokens[w];
-    active += warp_active[w];
-  }
-  if (e < E) {
-    out.expert_start[e + 1] = tokens;
-    if (e == 0) out.expert_start[0] = 0;
-    for (int i = 0; i < items; ++i) {
-      out.work[active - items + i] = {e, tokens - count + i * kRoutingWorkTokens,
-                                      min(kRoutingWorkTokens, count - i * kRoutingWorkTokens)};
-    }
-    if (e == E - 1) *out.num_work = active;
-    if (out.expert_counts) out.expert_counts[e] += count;
-  }
-  __syncthreads();
-}
-
-constexpr int kBlock = 1024;
-constexpr int kSmallTokens = 24;    // at most that many are routed and sorted by one block,
-constexpr int kSmallExperts = 512;  // of at most that many experts
+constexpr int kBlock = 1024, kWarps = kBlock / 32;
+constexpr int kMaxBlocks = 8;         // of the cluster
+constexpr int kAloneTokens = 24;      // at most so many are one block's
+constexpr int kTogetherTokens = 512;  // at most so many are routed by the sorting launch
+static_assert(kRoutingMaxExperts <= kBlock);
+static_assert(kTogetherTokens / kMaxBlocks * kMaxTopK <= kBlock &&
+              kAloneTokens * kMaxTopK <= kBlock);
+static_assert(kRoutingMaxTokens * kMaxTopK / kMaxBlocks <= 65536);  // counts have 16 bits
 
 template <int kPerLane>
-__global__ void __launch_bounds__(kBlock)
-    route_small_kernel(const float* __restrict__ logits, Routing out, int T, int E, int top_k,
-                       bool renormalise) {
-  constexpr int kWarps = kBlock / 32, kExperts = kPerLane * 32;
-  __shared__ int experts[kBlock];
-  __shared__ int counts[kBlock];
-  __shared__ uint16_t warp_count[kWarps][kExperts];  // pairs of a warp by expert, then their prefix
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  allow_next();
-  for (int i = threadIdx.x; i < kWarps * kExperts; i += kBlock) (&warp_count[0][0])[i] = 0;
-  wait_for_previous();
-  for (int t = warp; t < T; t += kWarps) {
-    route_token<kPerLane>(logits + static_cast<size_t>(t) * E, E, top_k, renormalise,
-                          experts + t * top_k, out.weights + t * top_k);
-  }
-  __syncthreads();
-  const int pair = threadIdx.x, mine = pair < T * top_k ? experts[pair] : -1;
-  const unsigned same = __match_any_sync(0xffffffffu, mine);
-  const int rank = __popc(same & ((1u << lane) - 1));
-  if (mine >= 0 && rank == 0) warp_count[warp][mine] = static_cast<uint16_t>(__popc(same));
-  __syncthreads();
-  int count = 0;
-  if (threadIdx.x < kExperts) {
-    for (int w = 0; w < kWarps; ++w) {
-      const int here = warp_count[w][threadIdx.x];
-      warp_count[w][threadIdx.x] = static_cast<uint16_t>(count);
-      count += here;
-    }
-  }
-  counts[threadIdx.x] = count;
-  __syncthreads();
-  scan_experts(counts, E, out);
-  if (mine >= 0) {
-    out.experts[pair] = mine;
-    out.pairs[out.expert_start[mine] + warp_count[warp][mine] + rank] = pair;
-  }
-}
-
-// Many tokens, three kernels: route; sort the pairs, a block an expert; cut the work. The order
-// within an expert is by pair, as for few tokens.
-
-__global__ void __launch_bounds__(256)
-    route_kernel(const float* logits, Routing out, int T, int E, int top_k, bool renormalise) {
+__global__ void __launch_bounds__(256) route_kernel(const float* logits, Routing out, int T, int E,
+                                                    int top_k, bool renormalise, bool shared) {
   allow_next();
   wait_for_previous();
   const int t = blockIdx.x * 8 + threadIdx.x / 32;
   if (t >= T) return;
-  route_any(logits + static_cast<size_t>(t) * E, E, top_k, renormalise,
-            out.experts + static_cast<size_t>(t) * top_k,
-            out.weights + static_cast<size_t>(t) * top_k);
+  const size_t pair = static_cast<size_t>(t) * top_k;
+  route_token<kPerLane>(logits + static_cast<size_t>(t) * E, E, top_k, renormalise, shared,
+                        out.experts + pair, out.weights + pair);
 }
 
-// Reads all pairs, each warp a slice of them, 256 at a time: body(bits of the warp's 32 pairs from
-// `first` on that are this expert's, number of those that are of lower experts).
-template <typename Body>
-__device__ void scan_slice(const int* experts, int pairs, int e, const Body& body) {
-  constexpr int kLoads = 8, kStep = 32 * kLoads;
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = kBlock / 32;
-  const int slice = (pairs + warps * kStep - 1) / (warps * kStep) * kStep;
-  const int end = min(pairs, (warp + 1) * slice);
-  for (int first = warp * slice; first < end; first += kStep) {
-    int expert[kLoads];
+struct Scan {
+  int first_pair, first_item;  // of this thread's expert
+};
+// Prefix sums of the experts' counts and work items, a thread an expert.
+__device__ Scan scan_experts(int count) {
+  __shared__ int warp_pairs[kWarps], warp_items[kWarps];
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int items = (count + kRoutingWorkTokens - 1) / kRoutingWorkTokens;
+  int pairs_sum = count, items_sum = items;
 #pragma unroll
-    for (int u = 0; u < kLoads; ++u) {
-      const int p = first + u * 32 + lane;
-      expert[u] = p < end ? experts[p] : kRoutingMaxExperts;
+  for (int offset = 1; offset < 32; offset <<= 1) {
+    const int p = __shfl_up_sync(0xffffffffu, pairs_sum, offset);
+    const int i = __shfl_up_sync(0xffffffffu, items_sum, offset);
+    if (lane >= offset) {
+      pairs_sum += p;
+      items_sum += i;
     }
-#pragma unroll
-    for (int u = 0; u < kLoads; ++u)
-      body(first + u * 32, __ballot_sync(0xffffffffu, expert[u] == e),
-           __popc(__ballot_sync(0xffffffffu, expert[u] < e)));
   }
-}
-
-__global__ void __launch_bounds__(kBlock) sort_kernel(Routing out, int pairs, int E) {
-  __shared__ int mine[kBlock / 32], lower[kBlock / 32];
-  const int e = blockIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  allow_next();
-  wait_for_previous();
-  int count = 0, below = 0;
-  scan_slice(out.experts, pairs, e, [&](int, unsigned bits, int less) {
-    count += __popc(bits);
-    below += less;
-  });
-  if (lane == 0) {
-    mine[warp] = count;
-    lower[warp] = below;
+  if (lane == 31) {
+    warp_pairs[warp] = pairs_sum;
+    warp_items[warp] = items_sum;
   }
   __syncthreads();
-  int start = 0, next = 0, all = 0;
-  for (int w = 0; w < kBlock / 32; ++w) {
-    start += lower[w];
-    next += w < warp ? mine[w] : 0;
-    all += mine[w];
+  for (int w = 0; w < warp; ++w) {
+    pairs_sum += warp_pairs[w];
+    items_sum += warp_items[w];
   }
-  next += start;
-  if (threadIdx.x == 0) {
-    out.expert_start[e] = start;
-    if (e == E - 1) out.expert_start[E] = start + all;
-  }
-  scan_slice(out.experts, pairs, e, [&](int first, unsigned bits, int) {
-    if (bits >> lane & 1) out.pairs[next + __popc(bits & ((1u << lane) - 1))] = first + lane;
-    next += __popc(bits);
-  });
+  return {pairs_sum - count, items_sum - items};
 }
 
-__global__ void __launch_bounds__(kBlock) work_kernel(Routing out, int E) {
-  __shared__ int counts[kRoutingMaxExperts];
-  allow_next();
-  wait_for_previous();
+__device__ void write_lists(const Routing& out, int E, int count, const Scan& scan) {
   const int e = threadIdx.x;
-  counts[e] = e < E ? out.expert_start[e + 1] - out.expert_start[e] : 0;
+  if (e >= E) return;
+  out.expert_start[e] = scan.first_pair;
+  const int items = (count + kRoutingWorkTokens - 1) / kRoutingWorkTokens;
+  for (int i = 0; i < items; ++i)
+    out.work[scan.first_item + i] = {e, scan.first_pair + i * kRoutingWorkTokens,
+                                     min(kRoutingWorkTokens, count - i * kRoutingWorkTokens)};
+  if (e == E - 1) {
+    out.expert_start[E] = scan.first_pair + count;
+    *out.num_work = scan.first_item + items;
+  }
+  if (out.expert_counts) out.expert_counts[e] += count;
+}
+
+// The lanes whose expert is the same; -1 is one too. (match.any takes five times as long.)
+template <int kExperts>
+__device__ unsigned lanes_alike(int expert) {
+  unsigned same = __ballot_sync(0xffffffffu, expert >= 0);
+  if (expert < 0) same = ~same;
+#pragma unroll
+  for (int bit = 1; bit < kExperts; bit <<= 1) {
+    const unsigned set = __ballot_sync(0xffffffffu, (expert & bit) != 0);
+    same &= expert & bit ? set : ~set;
+  }
+  return same;
+}
+
+// Dynamic shared memory: warp_count [kWarps][32 kPerLane], a block's pairs by warp and expert, then
+// how many the warps in front have.
+template <int kPerLane, bool kRoute>
+__global__ void __launch_bounds__(kBlock)
+    sort_kernel(const float* __restrict__ logits, Routing out, int T, int E, int top_k,
+                bool renormalise, bool shared) {
+  constexpr int kExperts = kPerLane * 32;
+  extern __shared__ uint16_t warp_count[];
+  __shared__ int block_count[kRoutingMaxExperts], first[kRoutingMaxExperts];
+  __shared__ int chosen[kRoute ? kBlock : 1];
+  const cg::cluster_group cluster = cg::this_cluster();
+  const int blocks = static_cast<int>(gridDim.x), rank = static_cast<int>(blockIdx.x);
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int tokens = (T + blocks - 1) / blocks;  // of a block
+  const int token = min(T, rank * tokens), end_token = min(T, token + tokens);
+  const int first_pair = token * top_k, pairs = end_token * top_k - first_pair;
+  const auto sync_all = [&] {
+    if (blocks == 1) return __syncthreads();
+    cluster.sync();
+  };
+  allow_next();
+  for (int i = threadIdx.x; i < kWarps * kExperts / 2; i += kBlock)
+    reinterpret_cast<uint32_t*>(warp_count)[i] = 0;
+  wait_for_previous();
+  if constexpr (kRoute) {
+    for (int t = token + warp; t < end_token; t += kWarps) {
+      route_token<kPerLane>(logits + static_cast<size_t>(t) * E, E, top_k, renormalise, shared,
+                            chosen + (t - token) * top_k, out.weights + t * top_k);
+    }
+  }
   __syncthreads();
-  scan_experts(counts, E, out);
+  uint16_t* const mine = warp_count + warp * kExperts;
+  const int* const experts = kRoute ? chosen : out.experts + first_pair;
+  const int run = (pairs + kBlock - 1) / kBlock * 32;  // pairs of a warp; 32 if kRoute
+  const auto leads = [&](unsigned same) { return (same & ((1u << lane) - 1)) == 0; };
+  // A warp's run of pairs, 32 at a time: body(pair, its expert or -1, lanes with the same expert).
+  const auto each_pair = [&](auto&& body) {
+    constexpr int kLoads = kRoute ? 1 : 8;  // on their way together
+    const int end = min(pairs, (warp + 1) * run);
+    for (int p = warp * run + lane; p - lane < end; p += 32 * kLoads) {
+      int expert[kLoads];
+#pragma unroll
+      for (int u = 0; u < kLoads; ++u) expert[u] = p + 32 * u < end ? experts[p + 32 * u] : -1;
+#pragma unroll
+      for (int u = 0; u < kLoads; ++u) {
+        body(first_pair + p + 32 * u, expert[u], lanes_alike<kExperts>(expert[u]));
+        __syncwarp();
+      }
+    }
+  };
+  each_pair([&](int, int expert, unsigned same) {
+    if (expert >= 0 && leads(same)) mine[expert] += static_cast<uint16_t>(__popc(same));
+  });
+  __syncthreads();
+  const int e = threadIdx.x;
+  if (e < E) {
+    int count = 0;
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) {
+      const int here = warp_count[w * kExperts + e];
+      warp_count[w * kExperts + e] = static_cast<uint16_t>(count);
+      count += here;
+    }
+    block_count[e] = count;
+  }
+  sync_all();
+  int before = 0, count = 0;
+  if (e < E) {
+    for (int b = 0; b < blocks; ++b) {
+      const int there = *cluster.map_shared_rank(&block_count[e], b);
+      if (b < rank) before += there;
+      count += there;
+    }
+  }
+  const Scan scan = scan_experts(count);
+  if (e < E) first[e] = scan.first_pair + before;
+  if (rank == 0) write_lists(out, E, count, scan);
+  sync_all();  // until here others may read block_count; and everybody has `first`
+  each_pair([&](int pair, int expert, unsigned same) {
+    if (expert < 0) return;
+    if constexpr (kRoute) out.experts[pair] = expert;
+    const int before_me = mine[expert];
+    out.pairs[first[expert] + before_me + __popc(same & ((1u << lane) - 1))] = pair;
+    __syncwarp(same);
+    if (leads(same)) mine[expert] = static_cast<uint16_t>(before_me + __popc(same));
+  });
+}
+
+template <int kPerLane>
+void route_with(const float* logits, const Routing& out, int T, int E, int top_k, bool renormalise,
+                bool shared, cudaStream_t stream) {
+  const bool together = T <= kTogetherTokens;
+  if (!together)
+    launch_overlapped("route", route_kernel<kPerLane>, (T + 7) / 8, 256, 0, stream, logits, out, T,
+                      E, top_k, renormalise, shared);
+  const auto kernel = together ? sort_kernel<kPerLane, true> : sort_kernel<kPerLane, false>;
+  const size_t bytes = sizeof(uint16_t) * kWarps * size_t{kPerLane} * 32;
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             static_cast<int>(bytes)),
+        "route's shared memory");
+  const int blocks = T <= kAloneTokens ? 1 : kMaxBlocks;
+  launch_overlapped_clusters("route: sort", kernel, blocks, kBlock, bytes, stream, blocks, logits,
+                             out, T, E, top_k, renormalise, shared);
 }
 
 }  // namespace
 
 void route(const float* logits, const Routing& out, int T, int E, int top_k, bool renormalise,
-           cudaStream_t stream) {
+           cudaStream_t stream, bool shared) {
   VAMP_CHECK(T >= 0 && T <= kRoutingMaxTokens && E >= 1 && E <= kRoutingMaxExperts && top_k >= 1 &&
                  top_k <= kMaxTopK && top_k <= E,
              "route: T={} E={} top_k={}", T, E, top_k);
-  const int num_pairs = T * top_k;
-  if (num_pairs <= kBlock && T <= kSmallTokens && E <= kSmallExperts) {
-    const auto kernel = E <= 64    ? route_small_kernel<2>
-                        : E <= 128 ? route_small_kernel<4>
-                        : E <= 256 ? route_small_kernel<8>
-                                   : route_small_kernel<16>;
-    launch_overlapped("route", kernel, 1, kBlock, 0, stream, logits, out, T, E, top_k, renormalise);
-  } else {
-    if (T > 0)
-      launch_overlapped("route", route_kernel, (T + 7) / 8, 256, 0, stream, logits, out, T, E,
-                        top_k, renormalise);
-    launch_overlapped("route: sort", sort_kernel, E, kBlock, 0, stream, out, num_pairs, E);
-    launch_overlapped("route: work", work_kernel, 1, kBlock, 0, stream, out, E);
-  }
+  const auto with = E <= 64    ? route_with<2>
+                    : E <= 128 ? route_with<4>
+                    : E <= 256 ? route_with<8>
+                    : E <= 512 ? route_with<16>
+                               : route_with<kRoutingMaxExperts / 32>;
+  with(logits, out, T, E, top_k, renormalise, shared, stream);
 }
 
 }  // namespace vamp::cuda

@@ -36,7 +36,9 @@ inline constexpr int kRoutingMaxExperts = 1024;
 // softmax over the E logits of each token in f32, the top_k largest (ties: the lower expert), their
 // probabilities, divided by their sum when `renormalise`.
 //   logits [T, E] f32; top_k <= 16. Asynchronous, capturable; T may be 0.
+// `shared`: expert 0 is a shared one, which every token takes in its last slot, weighted by the
+// sigmoid of its logit; the softmax is over the others, of which top_k - 1 are chosen.
 void route(const float* logits, const Routing& out, int T, int E, int top_k, bool renormalise,
-           cudaStream_t stream);
+           cudaStream_t stream, bool shared = false);
 
 }  // namespace vamp::cuda

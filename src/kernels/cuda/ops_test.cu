@@ -125,7 +125,7 @@ struct RoutingBuffers {
 
 struct RouteCase {
   int T, E, top_k;
-  bool renormalise, ties, one_expert;
+  bool renormalise, ties, one_expert, shared = false;
 };
 class Route : public testing::TestWithParam<RouteCase> {};
 
@@ -142,7 +142,7 @@ TEST_P(Route, MatchesHost) {
   const DeviceBuffer<float> device_logits(logits);
   RoutingBuffers buffers(c.T, c.E, c.top_k);
   for (int repeat = 0; repeat < 2; ++repeat)
-    route(device_logits.get(), buffers.view(), c.T, c.E, c.top_k, c.renormalise, nullptr);
+    route(device_logits.get(), buffers.view(), c.T, c.E, c.top_k, c.renormalise, nullptr, c.shared);
   const auto experts = buffers.experts.to_host(), pairs = buffers.pairs.to_host(),
              start = buffers.start.to_host();
   const auto work = buffers.work.to_host();
@@ -151,14 +151,21 @@ TEST_P(Route, MatchesHost) {
   std::vector<std::vector<int>> by_expert(c.E);
   for (int t = 0; t < c.T; ++t) {
     const float* row = &logits[static_cast<size_t>(t) * c.E];
-    std::vector<int> order(c.E);
-    std::iota(order.begin(), order.end(), 0);
+    const int first = c.shared ? 1 : 0, chosen_slots = c.top_k - first;
+    std::vector<int> order(c.E - first);
+    std::iota(order.begin(), order.end(), first);
     std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return row[a] > row[b]; });
     double all = 0, chosen = 0;
-    for (int e = 0; e < c.E; ++e) all += std::exp(static_cast<double>(row[e]) - row[order[0]]);
-    for (int k = 0; k < c.top_k; ++k)
+    for (int e = first; e < c.E; ++e) all += std::exp(static_cast<double>(row[e]) - row[order[0]]);
+    for (int k = 0; k < chosen_slots; ++k)
       chosen += std::exp(static_cast<double>(row[order[k]]) - row[order[0]]);
-    for (int k = 0; k < c.top_k; ++k) {
+    if (c.shared) {
+      const int pair = (t + 1) * c.top_k - 1;
+      ASSERT_EQ(experts[pair], 0);
+      ASSERT_NEAR(weights[pair], 1 / (1 + std::exp(-row[0])), 1e-5);
+      by_expert[0].push_back(pair);
+    }
+    for (int k = 0; k < chosen_slots; ++k) {
       const int pair = t * c.top_k + k;
       ASSERT_EQ(experts[pair], order[k]) << "token " << t << " slot " << k;
       const double p = std::exp(static_cast<double>(row[order[k]]) - row[order[0]]) /
@@ -184,16 +191,17 @@ TEST_P(Route, MatchesHost) {
   ASSERT_EQ(start[c.E], at);
   ASSERT_EQ(buffers.num_work.to_host()[0], static_cast<int>(items));
 }
-INSTANTIATE_TEST_SUITE_P(Shapes, Route,
-                         testing::Values(RouteCase{0, 8, 2, true, false, false},
-                                         RouteCase{1, 128, 8, true, false, false},
-                                         RouteCase{64, 128, 8, true, false, false},
-                                         RouteCase{65, 128, 8, false, false, false},
-                                         RouteCase{48, 512, 10, true, false, false},
-                                         RouteCase{1000, 512, 10, true, false, false},
-                                         RouteCase{33, 8, 2, true, true, false},
-                                         RouteCase{300, 60, 4, true, true, false},
-                                         RouteCase{40, 16, 4, true, false, true}));
+INSTANTIATE_TEST_SUITE_P(
+    Shapes, Route,
+    testing::Values(
+        RouteCase{0, 8, 2, true, false, false}, RouteCase{1, 128, 8, true, false, false},
+        RouteCase{64, 128, 8, true, false, false}, RouteCase{65, 128, 8, false, false, false},
+        RouteCase{48, 512, 10, true, false, false}, RouteCase{1000, 512, 10, true, false, false},
+        RouteCase{24, 128, 8, true, false, false}, RouteCase{25, 128, 8, true, false, false},
+        RouteCase{512, 1024, 16, true, false, false}, RouteCase{513, 128, 8, true, false, false},
+        RouteCase{16384, 128, 16, true, false, false}, RouteCase{9001, 256, 8, false, true, false},
+        RouteCase{33, 8, 2, true, true, false}, RouteCase{300, 60, 4, true, true, false},
+        RouteCase{40, 16, 4, true, false, true}));
 
 struct MoeCase {
   int T, E, top_k, H, I;

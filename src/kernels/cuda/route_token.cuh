@@ -17,17 +17,18 @@ __device__ __forceinline__ float sort_value(uint32_t key) {
 }
 
 // Each lane holds every 32nd logit; a round finds the largest (ties: the lower expert) and takes it
-// out.
+// out. `shared`: expert 0 is every token's, in its last slot, weighted by the sigmoid of its logit;
+// top_k slots in all, the others' weights among themselves.
 template <int kPerLane>
-__device__ void route_token(const float* logits, int E, int top_k, bool renormalise, int* experts,
-                            float* weights) {
+__device__ void route_token(const float* logits, int E, int top_k, bool renormalise, bool shared,
+                            int* experts, float* weights) {
   const int lane = threadIdx.x % 32;
   uint32_t key[kPerLane];
   uint32_t largest = 0;
 #pragma unroll
   for (int i = 0; i < kPerLane; ++i) {
     const int e = i * 32 + lane;
-    key[i] = e < E ? sort_key(logits[e]) : 0;
+    key[i] = e < E && !(shared && e == 0) ? sort_key(logits[e]) : 0;
     largest = max(largest, key[i]);
   }
   const float most = sort_value(__reduce_max_sync(0xffffffffu, largest));
@@ -35,12 +36,13 @@ __device__ void route_token(const float* logits, int E, int top_k, bool renormal
   if (!renormalise) {
 #pragma unroll
     for (int i = 0; i < kPerLane; ++i)
-      if (i * 32 + lane < E) sum += __expf(sort_value(key[i]) - most);
+      if (key[i] != 0) sum += __expf(sort_value(key[i]) - most);
     sum = warp_sum(sum);
   }
   float mine = 0;
   int my_expert = 0;
-  for (int k = 0; k < top_k; ++k) {
+  const int chosen = top_k - (shared ? 1 : 0);
+  for (int k = 0; k < chosen; ++k) {
     uint32_t best = 0;
     int at = 0;
 #pragma unroll
@@ -62,9 +64,12 @@ __device__ void route_token(const float* logits, int E, int top_k, bool renormal
     }
   }
   if (renormalise) sum = warp_sum(mine);
-  if (lane < top_k) {
+  if (lane < chosen) {
     experts[lane] = my_expert;
     weights[lane] = mine / sum;
+  } else if (lane < top_k) {
+    experts[lane] = 0;
+    weights[lane] = 1.0f / (1.0f + __expf(-logits[0]));
   }
 }
 
