@@ -18,6 +18,7 @@
 #include "kernels/cuda/attention.h"
 #include "kernels/cuda/decode_attention.h"
 #include "kernels/cuda/linear_skinny.h"
+#include "kernels/cuda/linear_split.h"
 #include "kernels/cuda/moe_routing.h"
 #include "kernels/cuda/moe_skinny.h"
 #include "kernels/cuda/norm.h"
@@ -30,7 +31,7 @@ using bf16 = __nv_bfloat16;
 namespace {
 
 constexpr double kHbmBytesPerUs = 4.56e6;  // measured: what reading alone reaches
-constexpr int kMaxRows = 128;
+constexpr int kMaxRows = 256;
 
 class Bench {
  public:
@@ -57,6 +58,20 @@ class Bench {
                         N, K, false, s);
       });
       report(name, rows, us / layers, 2.0 * N * K);
+    }
+    for (int rows : {8, 16, 32, 64, 128, 256}) {
+      const auto part = [&](int l) {
+        return LinearPart{{w.get() + static_cast<size_t>(l) * N * K, DType::kBf16, N, K},
+                          nullptr,
+                          y_.get(),
+                          N,
+                          LinearPart::Out::kActivation};
+      };
+      if (!linear_split_takes(part(0), rows)) continue;
+      const double us = graph_us([&](cudaStream_t s) {
+        for (int l = 0; l < layers; ++l) linear_split(x_.get(), rows, part(l), s);
+      });
+      report(name + ", split", rows, us / layers, 2.0 * N * K);
     }
   }
 

@@ -1,0 +1,108 @@
+// What whole models would take: every decoder layer and the vocabulary head, random weights, in one
+// captured graph, but for embedding and sampling. Prints milliseconds a step, beside what reading
+// the same bytes at the memory's measured rate would take.
+//
+//   gpu_layer_bench decode [account]   Qwen3-30B-A3B; account: also what a step saves without each
+//   op gpu_layer_bench prefill            Qwen3-30B-A3B gpu_layer_bench next Qwen3-Next-80B-A3B,
+//   one of two ranks' shapes and whole
+//
+// Last line: one JSON object.
+#include <fmt/format.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <string>
+
+#include "gpu/qwen3_next_step.h"
+#include "gpu/qwen3_step.h"
+
+using namespace vamp;
+using namespace vamp::cuda;
+
+namespace {
+
+std::string json;
+void record(const std::string& name, double value) {
+  json += fmt::format("{}\"{}\":{:.3f}", json.empty() ? "" : ",", name, value);
+}
+
+void report_decode(const std::string& name, double us, double bytes) {
+  const double share = bytes / us / kHbmBytesPerUs;
+  fmt::print("{:<40} {:>8.3f} ms, {:.0f}% of what HBM allows\n", name, us / 1e3, 100 * share);
+  std::fflush(stdout);
+  record(name + " ms", us / 1e3);
+  record(name + " share", share);
+}
+
+void report_prefill(const std::string& name, double us, int tokens) {
+  fmt::print("{:<40} {:>8.3f} ms, {:.0f} tokens/s\n", name, us / 1e3, tokens / us * 1e6);
+  std::fflush(stdout);
+  record(name + " ms", us / 1e3);
+}
+
+void run_decode(bool account) {
+  Qwen3Step model(48, 128 * 4096);
+  for (auto [batch, context] : {std::array{1, 4096},
+                                {2, 4096},
+                                {4, 4096},
+                                {8, 4096},
+                                {16, 4096},
+                                {32, 4096},
+                                {64, 4096},
+                                {128, 4096},
+                                {256, 2048}}) {
+    model.set_batch(batch, 1, context);
+    const double us = graph_us([&](cudaStream_t s) { model.step(s); });
+    report_decode(fmt::format("decode {} x {}", batch, context), us, model.bytes());
+    for (int op = 0; account && op < Qwen3Step::kNone; ++op) {
+      const auto left_out = static_cast<Qwen3Step::Op>(op);
+      const double without = graph_us([&](cudaStream_t s) { model.step(s, left_out); }, 7);
+      fmt::print("  {:<18} adds {:>7.2f} us a layer\n", Qwen3Step::op_name(left_out),
+                 (us - without) / model.layers());
+    }
+  }
+}
+
+void run_prefill() {
+  Qwen3Step model(48, 32768);
+  for (auto [sequences, fresh, context] :
+       {std::array{1, 8192, 8192}, {1, 2048, 30720}, {1, 512, 8192}, {1, 256, 30720}}) {
+    model.set_batch(sequences, fresh, context);
+    report_prefill(fmt::format("prefill {} at {}", fresh, context),
+                   graph_us([&](cudaStream_t s) { model.step(s); }, 5), fresh);
+  }
+}
+
+void run_next(int ranks, int own_experts) {
+  Qwen3NextStep model(ranks, own_experts, 48 * 4096, 48);
+  const std::string name = ranks == 1 ? "Qwen3-Next" : "Qwen3-Next, one of two ranks";
+  for (int batch : {1, 4, 16, 48}) {
+    model.set_batch(batch, 1, 4096);
+    const double us = graph_us([&](cudaStream_t s) { model.step(s); }, 11);
+    report_decode(fmt::format("{}: decode {} x 4096", name, batch), us, model.bytes());
+  }
+  for (auto [fresh, context] : {std::array{8192, 8192}, {2048, 30720}}) {
+    model.set_batch(1, fresh, context);
+    report_prefill(fmt::format("{}: prefill {} at {}", name, fresh, context),
+                   graph_us([&](cudaStream_t s) { model.step(s); }, 5), fresh);
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const std::string what = argc > 1 ? argv[1] : "decode";
+  if (what == "decode") {
+    run_decode(argc > 2 && std::strcmp(argv[2], "account") == 0);
+  } else if (what == "prefill") {
+    run_prefill();
+  } else if (what == "next") {
+    run_next(2, argc > 2 ? std::atoi(argv[2]) : 48);
+    run_next(1, argc > 2 ? std::atoi(argv[2]) : 36);
+  } else {
+    fmt::print(stderr, "gpu_layer_bench {}: it is decode, prefill or next\n", what);
+    return 2;
+  }
+  fmt::print("{{{}}}\n", json);
+  return 0;
+}

@@ -1,0 +1,180 @@
+#include "gpu/qwen3_next_step.h"
+
+#include "kernels/cuda/elementwise.h"
+#include "kernels/cuda/gated_delta.h"
+#include "kernels/cuda/gated_delta_chunked.h"
+#include "kernels/cuda/qk_rope_kv.h"
+
+namespace vamp::cuda {
+namespace {
+
+using bf16 = __nv_bfloat16;
+using Out = LinearPart::Out;
+
+// Expert 0 is the shared one; the router's first row is its gate. Padded to a multiple of 8.
+constexpr int kExperts = 513, kRouterRows = 520;
+
+}  // namespace
+
+Qwen3NextStep::Qwen3NextStep(int ranks, int own_experts, int kv_tokens, int max_sequences)
+    : ranks_(ranks),
+      heads_(16 / ranks),
+      kv_heads_(2 / ranks),
+      delta_{16 / ranks, 32 / ranks, 128, 4},
+      moe_({kExperts, 11, kHidden, 512 / ranks}, kMaxTokens, kLayers, 0, /*shared=*/true),
+      attention_op_({16 / ranks, 2 / ranks, kHeadDim}, kBlockTokens) {
+  const auto filled = [](size_t count, float scale, uint64_t seed) {
+    DeviceBuffer<bf16> w(count);
+    fill_normal(w.get(), count, scale, seed);
+    return w;
+  };
+  const auto filled_f32 = [](size_t count, float scale, uint64_t seed) {
+    DeviceBuffer<float> w(count);
+    fill_normal_f32(w.get(), count, scale, seed);
+    return w;
+  };
+  const auto size = [](int64_t n) { return static_cast<size_t>(n); };
+  const int64_t H = kHidden, I = moe_.shape().intermediate;
+  delta_.qkvz_stride = delta_.ba_stride = delta_.qkvz_cols() + delta_.ba_cols();  // one product
+  for (int l = 0; l < own_experts; ++l) {
+    const auto seed = static_cast<uint64_t>(l) * 2 + 5000;
+    experts_.push_back({filled(size(kExperts * 2 * I * H), 0.02f, seed),
+                        filled(size(kExperts * I * H), 0.02f, seed + 1)});
+  }
+  const int64_t delta_out = delta_.value_heads * delta_.head_dim;
+  for (int l = 0; l < kLayers; ++l) {
+    const auto seed = static_cast<uint64_t>(l) * 16 + 1;
+    const int64_t in = is_full(l) ? (2 * heads_ + 2 * kv_heads_) * kHeadDim : delta_.qkvz_stride;
+    Layer layer;
+    layer.in = filled(size(in * H), 0.02f, seed);
+    layer.out = filled(size(H * (is_full(l) ? heads_ * kHeadDim : delta_out)), 0.02f, seed + 1);
+    layer.router = filled(size(kRouterRows * H), 0.02f, seed + 2);
+    if (!is_full(l)) {
+      layer.states = filled_f32(size(max_sequences * delta_.state_size()), 0.1f, seed + 6);
+      layer.conv_states = filled(size(max_sequences * delta_.conv_state_size()), 1.0f, seed + 7);
+    }
+    layers_.push_back(std::move(layer));
+  }
+  cache_.layout = {kLayers / kFullEvery, kv_heads_, kHeadDim, kBlockTokens, DType::kBf16};
+  arena_ = DeviceBuffer<char>(cache_.layout.block_bytes() *
+                              static_cast<size_t>(kv_tokens / kBlockTokens));
+  fill_normal(arena_.get(), arena_.size() / 2, 1.0f, 998);
+  cache_.arena = arena_.get();
+  head_ = filled(size(int64_t{kVocab / ranks} * H), 0.02f, 999);
+  const int64_t T = kMaxTokens;
+  residual_ = filled(size(T * H), 1.0f, 997);
+  x_ = filled(size(T * H), 1.0f, 994);
+  in_ = filled(size(T * 12352), 1.0f, 993);
+  mixed_ = filled(size(T * delta_.channels()), 1.0f, 991);
+  out_ = filled(size(T * 4096), 1.0f, 990);
+  router_logits_ = DeviceBuffer<float>(size(T * kRouterRows));
+  vocab_ = DeviceBuffer<float>(size(int64_t{max_sequences} * kVocab));
+  norm_ = filled_f32(size_t{kHidden}, 0.1f, 987);
+  cos_sin_ = filled_f32(size(T * kRotary), 0.7f, 986);
+  conv_ = filled_f32(size(delta_.channels() * 4), 0.3f, 985);
+  a_log_ = filled_f32(32, 0.3f, 984);
+  dt_bias_ = filled_f32(32, 0.3f, 983);
+  delta_norm_ = filled_f32(128, 0.3f, 982);
+  delta_scratch_ =
+      DeviceBuffer<char>(gated_delta_chunked_scratch_bytes(kMaxTokens, max_sequences, delta_));
+}
+
+void Qwen3NextStep::set_batch(int sequences, int fresh, int context) {
+  batch_ = StepBatch(sequences, fresh, context);
+  attention_op_.plan(batch_.attention_batch(), false, nullptr);
+  check(cudaDeviceSynchronize(), "planning");
+}
+
+void Qwen3NextStep::linear(const bf16* x, int rows, const DeviceBuffer<bf16>& w, int N, int K,
+                           Out kind, void* out, cudaStream_t s) {
+  const LinearPart part{{w.get(), DType::kBf16, N, K}, nullptr, out, N, kind};
+  linear_.run(x, K, rows, {&part, 1}, s);
+}
+
+void Qwen3NextStep::full_attention(int l, cudaStream_t s) {
+  const Layer& w = layers_[static_cast<size_t>(l)];
+  const int tokens = batch_.tokens(), cache_layer = l / kFullEvery;
+  const int width = heads_ * kHeadDim, kv = kv_heads_ * kHeadDim, row = 2 * width + 2 * kv;
+  linear(x_.get(), tokens, w.in, row, kHidden, Out::kActivation, in_.get(), s);
+  qk_norm_rope_write_kv(in_.get(), tokens, {heads_, kv_heads_, kHeadDim, kRotary, row}, norm(),
+                        norm(), cos_sin_.get(), cache_, cache_layer, batch_.slots(), s);
+  const bf16* k = in_.get() + width;
+  if (batch_.decode())
+    decode_attention(in_.get(), row, batch_.decode_batch(), {heads_, kv_heads_, kHeadDim}, cache_,
+                     cache_layer, 0.0625f, out_.get(), s);
+  else
+    attention_op_.run(in_.get(), row, cache_, cache_layer, 0.0625f, out_.get(), s,
+                      {k, k + kv, row});
+  multiply_sigmoid(out_.get(), in_.get() + width + 2 * kv, row, tokens, width, s);
+  linear(out_.get(), tokens, w.out, kHidden, width, Out::kResidual, residual_.get(), s);
+}
+
+void Qwen3NextStep::linear_attention(int l, cudaStream_t s) {
+  const Layer& w = layers_[static_cast<size_t>(l)];
+  const int tokens = batch_.tokens();
+  const GatedDeltaWeights weights{conv_.get(), a_log_.get(), dt_bias_.get(), delta_norm_.get(),
+                                  1e-6f};
+  const GatedDeltaBatch batch{tokens,
+                              batch_.sequences(),
+                              batch_.query_start(),
+                              batch_.numbers(),
+                              batch_.starts(),
+                              w.states.get(),
+                              delta_.state_size(),
+                              w.conv_states.get(),
+                              delta_.conv_state_size(),
+                              batch_.decode()};
+  const auto row = static_cast<int>(delta_.qkvz_row());
+  const bf16* ba = in_.get() + delta_.qkvz_cols();
+  linear(x_.get(), tokens, w.in, row, kHidden, Out::kActivation, in_.get(), s);
+  if (gated_delta_takes_decode(batch, delta_)) {
+    gated_delta_decode(in_.get(), ba, batch, delta_, weights, out_.get(), s);
+  } else {
+    gated_delta_conv(in_.get(), batch, delta_, weights, mixed_.get(), s);
+    if (gated_delta_takes_chunked(batch, delta_))
+      gated_delta_rule_chunked(mixed_.get(), ba, batch, delta_, weights, out_.get(), {},
+                               delta_scratch_.get(), s);
+    else
+      gated_delta_rule(mixed_.get(), ba, batch, delta_, weights, out_.get(), s);
+    gated_delta_norm(out_.get(), in_.get(), tokens, delta_, weights, out_.get(), s);
+  }
+  linear(out_.get(), tokens, w.out, kHidden, delta_.value_heads * delta_.head_dim, Out::kResidual,
+         residual_.get(), s);
+}
+
+void Qwen3NextStep::step(cudaStream_t s) {
+  const int tokens = batch_.tokens();
+  bf16 *x = x_.get(), *residual = residual_.get();
+  add_rms_norm(nullptr, residual, tokens, kHidden, norm(), x, s);
+  for (int l = 0; l < kLayers; ++l) {
+    is_full(l) ? full_attention(l, s) : linear_attention(l, s);
+    add_rms_norm(nullptr, residual, tokens, kHidden, norm(), x, s);
+    linear(x, tokens, layers_[static_cast<size_t>(l)].router, kRouterRows, kHidden, Out::kFloat,
+           router_logits_.get(), s);
+    moe_.route(l, tokens, s);
+    const Experts& e = experts_[static_cast<size_t>(l) % experts_.size()];
+    const size_t matrix = size_t{2} * kHidden * static_cast<size_t>(moe_.shape().intermediate);
+    const MoeWeights weights{e.gate_up.get(), e.down.get(), 2 * matrix, matrix, DType::kBf16};
+    moe_.gate_up(x, tokens, weights, s);
+    moe_.down(tokens, weights, s);
+    moe_.combine(tokens, residual, norm(), x, s);
+  }
+  linear(x, batch_.sequences(), head_, kVocab / ranks_, kHidden, Out::kFloat, vocab_.get(), s);
+}
+
+double Qwen3NextStep::bytes() const {
+  const double H = kHidden, full = kLayers / kFullEvery, delta = kLayers - full;
+  const double width = heads_ * kHeadDim, kv = kv_heads_ * kHeadDim,
+               value = delta_.value_heads * delta_.head_dim;
+  const double dense = full * (2 * width + 2 * kv + width) * H +
+                       delta * (double(delta_.qkvz_row()) + value) * H +
+                       kLayers * double(kRouterRows) * H + H * kVocab / ranks_;
+  const double experts = kLayers * moe_.active() * 3 * H * moe_.shape().intermediate;
+  const double contexts = full * batch_.sequences() * double(batch_.context()) * 2 * kv;
+  const double states =
+      delta * batch_.sequences() *
+      (8.0 * double(delta_.state_size()) + 4.0 * double(delta_.conv_state_size()));
+  return 2 * (dense + experts + contexts) + states;
+}
+
+}  // namespace vamp::cuda

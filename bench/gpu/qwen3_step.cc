@@ -1,0 +1,153 @@
+#include "gpu/qwen3_step.h"
+
+#include "kernels/cuda/qk_rope_kv.h"
+
+namespace vamp::cuda {
+namespace {
+
+using bf16 = __nv_bfloat16;
+using Out = LinearPart::Out;
+constexpr float kScale = 0.088f;
+
+}  // namespace
+
+const char* Qwen3Step::op_name(Op op) {
+  constexpr const char* kNames[] = {
+      "qkv",     "rope, cache write", "attention", "output projection", "norm", "router",
+      "routing", "gate, up",          "down",      "combine, norm",     "head"};
+  return kNames[op];
+}
+
+Qwen3Step::Layer::Layer(uint64_t seed)
+    : qkv(size_t{kQkv} * kHidden),
+      o(size_t{kHidden} * kAttention),
+      router(size_t{128} * kHidden),
+      gate_up(size_t{128} * 2 * 768 * kHidden),
+      down(size_t{128} * kHidden * 768) {
+  for (auto* w : {&qkv, &o, &router, &gate_up, &down})
+    fill_normal(w->get(), w->size(), 0.02f, ++seed);
+}
+
+MoeWeights Qwen3Step::Layer::experts() const {
+  return {gate_up.get(), down.get(), size_t{4} * 768 * kHidden, size_t{2} * 768 * kHidden,
+          DType::kBf16};
+}
+
+Qwen3Step::Qwen3Step(int layers, int kv_tokens, float skew)
+    : kv_tokens_(kv_tokens),
+      moe_(kMoe, kMaxTokens, layers, skew),
+      head_(size_t{kVocab} * kHidden),
+      residual_(kMaxTokens * kHidden),
+      x_(kMaxTokens * kHidden),
+      qkv_(kMaxTokens * kQkv),
+      attention_(kMaxTokens * kAttention),
+      router_logits_(kMaxTokens * 128),
+      vocab_(size_t{256} * kVocab),
+      norm_(kHidden),
+      cos_sin_(kMaxTokens * 128) {
+  for (int l = 0; l < layers; ++l) layers_.emplace_back(static_cast<uint64_t>(l) * 8 + 1);
+  cache_.layout = {layers, kKvHeads, kHeadDim, kBlockTokens, DType::kBf16};
+  arena_ = DeviceBuffer<char>(cache_.layout.block_bytes() *
+                              static_cast<size_t>(kv_tokens / kBlockTokens));
+  cache_.arena = arena_.get();
+  fill_normal(arena_.get(), arena_.size() / 2, 1.0f, 998);
+  fill_normal(head_.get(), head_.size(), 0.02f, 999);
+  fill_normal(x_.get(), x_.size(), 1.0f, 994);
+  fill_normal_f32(norm_.get(), norm_.size(), 1.0f, 996);
+  fill_normal_f32(cos_sin_.get(), cos_sin_.size(), 0.7f, 995);
+  tune();
+  fill_normal(residual_.get(), residual_.size(), 1.0f, 997);
+}
+
+void Qwen3Step::tune() {
+  const LinearPart qkv = qkv_part(0), o = output_part(0), router = router_part(0),
+                   head = head_part();
+  linear_.tune(x_.get(), kHidden, kMaxTokens, {&qkv, 1});
+  linear_.tune(attention_.get(), kAttention, kMaxTokens, {&o, 1});
+  linear_.tune(x_.get(), kHidden, kMaxTokens, {&router, 1});
+  linear_.tune(x_.get(), kHidden, 256, {&head, 1});
+}
+
+LinearPart Qwen3Step::qkv_part(int l) const {
+  return part(at(l).qkv, kQkv, kHidden, Out::kActivation, qkv_.get());
+}
+LinearPart Qwen3Step::output_part(int l) const {
+  return part(at(l).o, kHidden, kAttention, Out::kResidual, residual_.get());
+}
+LinearPart Qwen3Step::router_part(int l) const {
+  return part(at(l).router, kMoe.experts, kHidden, Out::kFloat, router_logits_.get());
+}
+LinearPart Qwen3Step::head_part() const {
+  return part(head_, kVocab, kHidden, Out::kFloat, vocab_.get());
+}
+
+void Qwen3Step::set_batch(int sequences, int fresh, int context) {
+  VAMP_CHECK(sequences * context <= kv_tokens_ && sequences * fresh <= kMaxTokens,
+             "{} sequences of {} tokens, {} new, are too many", sequences, context, fresh);
+  batch_ = StepBatch(sequences, fresh, context);
+  tokens_ = batch_.tokens();
+  attention_op_.plan(batch_.attention_batch(), false, nullptr);
+  check(cudaDeviceSynchronize(), "planning");
+}
+
+void Qwen3Step::attention(int l, cudaStream_t s) {
+  if (batch_.decode()) {
+    decode_attention(qkv_.get(), kQkv, batch_.decode_batch(), {kHeads, kKvHeads, kHeadDim}, cache_,
+                     l, kScale, attention_.get(), s);
+    return;
+  }
+  const bf16* k = qkv_.get() + kAttention;
+  attention_op_.run(qkv_.get(), kQkv, cache_, l, kScale, attention_.get(), s,
+                    {k, k + kKvHeads * kHeadDim, kQkv});
+}
+
+void Qwen3Step::run(Op op, int l, cudaStream_t s) {
+  const auto linear = [&](const DeviceBuffer<bf16>& x, int rows, const LinearPart& p) {
+    linear_.run(x.get(), p.weight.cols, rows, {&p, 1}, s);
+  };
+  switch (op) {
+    case kQkvOp:
+      return linear(x_, tokens_, qkv_part(l));
+    case kRopeOp:
+      return qk_norm_rope_write_kv(qkv_.get(), tokens_, {kHeads, kKvHeads, kHeadDim, kHeadDim, 0},
+                                   norm(), norm(), cos_sin_.get(), cache_, l, batch_.slots(), s);
+    case kAttentionOp:
+      return attention(l, s);
+    case kOutputOp:
+      return linear(attention_, tokens_, output_part(l));
+    case kNormOp:
+      return add_rms_norm(nullptr, residual_.get(), tokens_, kHidden, norm(), x_.get(), s);
+    case kRouterOp:
+      return linear(x_, tokens_, router_part(l));
+    case kRouteOp:
+      return moe_.route(l, tokens_, s);
+    case kGateUpOp:
+      return moe_.gate_up(x_.get(), tokens_, at(l).experts(), s);
+    case kDownOp:
+      return moe_.down(tokens_, at(l).experts(), s);
+    case kCombineOp:
+      return moe_.combine(tokens_, residual_.get(), norm(), x_.get(), s);
+    case kHeadOp:
+      return linear(x_, batch_.sequences(), head_part());
+    case kNone:
+      return;
+  }
+}
+
+void Qwen3Step::step(cudaStream_t s, Op left_out) {
+  run(kNormOp, 0, s);
+  for (int l = 0; l < layers(); ++l) {
+    for (int op = kQkvOp; op < kHeadOp; ++op)
+      if (op != left_out) run(static_cast<Op>(op), l, s);
+  }
+  if (left_out != kHeadOp) run(kHeadOp, 0, s);
+}
+
+double Qwen3Step::bytes() const {
+  const double layer = 2.0 * (kQkv * kHidden + kHidden * kAttention + 128 * kHidden) +
+                       moe_.active() * 6.0 * 768 * kHidden +
+                       double(batch_.sequences()) * batch_.context() * 4 * kKvHeads * kHeadDim;
+  return layer * layers() + 2.0 * kVocab * kHidden;
+}
+
+}  // namespace vamp::cuda

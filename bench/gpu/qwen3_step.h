@@ -1,0 +1,86 @@
+// A step of Qwen3-30B-A3B but for embedding and sampling, on random weights: decode or prefill.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "gpu/step_batch.h"
+#include "kernels/cuda/linear.h"
+
+namespace vamp::cuda {
+
+class Qwen3Step {
+ public:
+  static constexpr int kHidden = 2048, kVocab = 151936, kMaxTokens = 8192;
+  static constexpr int kHeads = 32, kKvHeads = 4, kHeadDim = 128;
+  static constexpr int kQkv = (kHeads + 2 * kKvHeads) * kHeadDim, kAttention = kHeads * kHeadDim;
+  static constexpr MoeShape kMoe{128, 8, kHidden, 768};
+
+  enum Op {
+    kQkvOp,
+    kRopeOp,
+    kAttentionOp,
+    kOutputOp,
+    kNormOp,
+    kRouterOp,
+    kRouteOp,
+    kGateUpOp,
+    kDownOp,
+    kCombineOp,
+    kHeadOp,
+    kNone
+  };
+  static const char* op_name(Op op);
+
+  // `kv_tokens`: of all sequences together, most that a batch may have. `skew`: see MoeBlock.
+  Qwen3Step(int layers, int kv_tokens, float skew = 0);
+
+  void set_batch(int sequences, int fresh, int context);
+  // A number of rows for single ops, whatever the batch.
+  void set_tokens(int tokens) { tokens_ = tokens; }
+
+  // The step, without the op `left_out` (to see what each adds). Capturable.
+  void step(cudaStream_t s, Op left_out = kNone);
+  // One op of a layer.
+  void run(Op op, int layer, cudaStream_t s);
+
+  // Bytes that a step must read: dense weights, the experts that its tokens chose (as the last
+  // layer's routing had it), and the contexts.
+  double bytes() const;
+  int layers() const { return static_cast<int>(layers_.size()); }
+  int tokens() const { return tokens_; }
+  MoeBlock& moe() { return moe_; }
+
+ private:
+  struct Layer {
+    DeviceBuffer<__nv_bfloat16> qkv, o, router, gate_up, down;
+    explicit Layer(uint64_t seed);
+    MoeWeights experts() const;
+  };
+  const Layer& at(int l) const { return layers_[static_cast<size_t>(l)]; }
+  NormWeight norm() const { return {norm_.get(), 1e-6f, false}; }
+  LinearPart part(const DeviceBuffer<__nv_bfloat16>& w, int N, int K, LinearPart::Out kind,
+                  void* out) const {
+    return {{w.get(), DType::kBf16, N, K}, nullptr, out, N, kind};
+  }
+  LinearPart qkv_part(int l) const;
+  LinearPart output_part(int l) const;
+  LinearPart router_part(int l) const;
+  LinearPart head_part() const;
+  void tune();
+  void attention(int l, cudaStream_t s);
+
+  std::vector<Layer> layers_;
+  KvCache cache_;
+  int kv_tokens_;
+  DeviceBuffer<char> arena_;
+  Linear linear_;
+  Attention attention_op_{{kHeads, kKvHeads, kHeadDim}, kBlockTokens};
+  MoeBlock moe_;
+  StepBatch batch_;
+  DeviceBuffer<__nv_bfloat16> head_, residual_, x_, qkv_, attention_;
+  DeviceBuffer<float> router_logits_, vocab_, norm_, cos_sin_;
+  int tokens_ = 0;
+};
+
+}  // namespace vamp::cuda
