@@ -51,9 +51,9 @@ def make_model(folder: pathlib.Path) -> None:
 class Server:
     """`vamp serve` as a child; the port is a free one."""
 
-    def __init__(self, vamp: str, model: pathlib.Path, *flags: str) -> None:
+    def __init__(self, vamp: str, model: pathlib.Path, *flags: str, port: int = 0) -> None:
         self.process = subprocess.Popen(
-            [vamp, "serve", str(model), "--port", "0", "--served-model-name", "tiny", "--device-memory",
+            [vamp, "serve", str(model), "--port", str(port), "--served-model-name", "tiny", "--device-memory",
              "64MiB", "--threads", "1", *flags],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
             env={**os.environ, "VAMP_API_KEY": KEY})

@@ -9,6 +9,8 @@ installed (scripts/python-env.sh clients).
 
 import concurrent.futures
 import dataclasses
+import functools
+import itertools
 import json
 import os
 import pathlib
@@ -26,7 +28,7 @@ from clients_test import KEY, Server, make_model, reenter_in_venv
 
 ROUTERS = {"sglang-router": "sglang_router", "vllm-router": "vllm_router"}
 STREAMS, PLAIN = 10, 6
-LONG, SHORT = 1000, 40  # tokens
+LONG, SHORT = 1500, 40  # tokens
 
 
 @dataclasses.dataclass
@@ -161,6 +163,37 @@ def check_same_prefix_same_replica(url: str, replicas: list[Server]) -> None:
             cached[number] = answer.cached
 
 
+def check_restart(url: str, replicas: list[Server], start, expected: dict) -> None:
+    """Each replica is stopped as an operator does it, and started again, under load: no request fails."""
+    over = threading.Event()
+
+    def load(number: int) -> None:
+        for turn in itertools.count():
+            if over.is_set():
+                return
+            answer = ask(url, number, SHORT, stream=turn % 2 == 0)
+            assert answer.finished and answer.text == expected[number, SHORT], f"after {turn} requests: {answer}"
+
+    with concurrent.futures.ThreadPoolExecutor(PLAIN) as pool:
+        jobs = [pool.submit(load, number) for number in range(PLAIN)]
+        try:
+            for i, replica in enumerate(replicas):
+                replica.process.terminate()
+                assert replica.process.wait(timeout=60) == 0, "".join(replica.log)
+                replicas[i] = start(port=int(replica.url.split(":")[-1]))
+                replicas[i].wait_ready()
+                for number in range(1000, 1600):  # until the router has seen that it is back
+                    ask(url, number, 1)
+                    if ended(replicas[i]) > 0:
+                        break
+                    time.sleep(0.05)
+                assert ended(replicas[i]) > 0, "a replica that came back is not used"
+        finally:
+            over.set()
+        for job in jobs:
+            job.result()
+
+
 def check_death(url: str, survivor: Server, victim: Server, expected: dict) -> None:
     """Streams that have begun on both, and plain requests, when one replica is killed."""
     begun, proceed = [threading.Event() for _ in range(STREAMS)], threading.Event()
@@ -208,11 +241,14 @@ def check_events(url: str, replicas: list[Server]) -> None:
 
 def check(module: str, vamp: str, folder: pathlib.Path, policy: str) -> None:
     replicas, router = [], None
-    router_flags = ["--policy", policy, "--api-key", KEY]
+    start = functools.partial(Server, vamp, folder, "--kv-events-config", json.dumps(
+        {"enable_kv_cache_events": True, "endpoint": "tcp://*:0"}))
+    # A replica that fails twice is left out within the retries of one request, and tried again soon.
+    router_flags = ["--policy", policy, "--cb-failure-threshold", "2",
+                    "--cb-timeout-duration-secs", "1", "--health-check-interval-secs", "1"]
     try:
         for _ in range(2):
-            replicas.append(Server(vamp, folder, "--kv-events-config", json.dumps(
-                {"enable_kv_cache_events": True, "endpoint": "tcp://*:0"})))
+            replicas.append(start())
         for replica in replicas:
             replica.wait_ready()
             if policy == "kv_aware":
@@ -226,9 +262,10 @@ def check(module: str, vamp: str, folder: pathlib.Path, policy: str) -> None:
             check_events(router.url, replicas)
         else:
             assert router.models() == ["tiny"], router.models()
-            check_same_prefix_same_replica(router.url, replicas)
             expected = {(number, tokens): ask(replicas[0].url, number, tokens).text
                         for number in range(STREAMS) for tokens in (SHORT, LONG)}
+            check_same_prefix_same_replica(router.url, replicas)
+            check_restart(router.url, replicas, start, expected)
             check_death(router.url, *replicas, expected)
     except BaseException:
         if router:
@@ -245,7 +282,8 @@ def main() -> None:
         make_model(pathlib.Path(folder))
         for name, module in ROUTERS.items():
             check(module, sys.argv[1], pathlib.Path(folder), "cache_aware")
-            print(f"{name}: conversations stay together, and a dead replica fails what was under way on it alone")
+            print(f"{name}: conversations stay together, restarts fail no request, and a dead replica fails what "
+                  "was under way on it alone")
         check("vllm_router", sys.argv[1], pathlib.Path(folder), "kv_aware")
         print("vllm-router: requests go to where KV events say that their prefix is")
 
