@@ -9,7 +9,7 @@ THREADED := kernels memory exec engine events server
 
 help:
 	@echo "make demo   agents' sessions through a real MoE under too little memory: static, paper, ours"
-	@echo "make test   release, ASan+UBSan, TSan, fuzzers; ends with ctest's count"
+	@echo "make test   release with real clients, ASan+UBSan, TSan, fuzzers; ends with ctest's count"
 	@echo "make soak   random runs and fuzzers with new seeds, SOAK_MINUTES=30"
 
 # Debian packages, from scripts/debian-packages.txt. Silent and quick when nothing is missing.

@@ -116,6 +116,19 @@ TEST_F(OpenApi, EveryFieldIsReadAndHeldToItsTypeAndRange) {
   EXPECT_GT(fields, 150);
 }
 
+TEST_F(OpenApi, AWholeNumberIsOneHoweverItIsWritten) {
+  const auto ask = [&](const char* path, const char* body) {
+    return call(server_.port(), "POST", path, body).status;
+  };
+  EXPECT_EQ(ask("/v1/completions", R"({"prompt": [1.0, 2], "max_tokens": 4.0, "seed": -7e0})"),
+            200);
+  EXPECT_EQ(ask("/detokenize", R"({"tokens": [1.0]})"), 200);
+  for (const char* number : {"4.5", "1e300", "18446744073709551615", "-1e300", "\"4\""}) {
+    const std::string body = std::string(R"({"prompt": "Hi", "max_tokens": )") + number + "}";
+    EXPECT_EQ(ask("/v1/completions", body.c_str()), 400) << number;
+  }
+}
+
 TEST(OpenApiKeys, AreNamedWhereTheyAreNeeded) {
   ServerOptions options;
   options.api_keys = {"secret"};

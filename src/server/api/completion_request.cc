@@ -10,9 +10,9 @@ constexpr int kDefaultMaxTokens = 16;  // OpenAI's
 std::vector<TokenId> read_ids(const Json& list) {
   std::vector<TokenId> ids;
   for (const Json& id : list) {
-    if (!id.is_number_integer() || id.get<int64_t>() < 0 || id.get<int64_t>() > kMaxInt)
-      bad_field("prompt", "a list of token ids holds {}", dump(id).substr(0, 40));
-    ids.push_back(id.get<TokenId>());
+    const auto number = whole_number(id, 0, kMaxInt);
+    if (!number) bad_field("prompt", "a list of token ids holds {}", dump(id).substr(0, 40));
+    ids.push_back(static_cast<TokenId>(*number));
   }
   return ids;
 }

@@ -1,5 +1,7 @@
 #include "server/api/fields.h"
 
+#include <cmath>
+
 namespace vamp {
 namespace {
 
@@ -49,6 +51,26 @@ Json parse_body(std::string_view body, int max_depth) {
   } catch (const Json::exception& error) {
     throw ApiError(400, fmt::format("the body is not valid JSON: {}", error.what()));
   }
+}
+
+std::optional<int64_t> whole_number(const Json& value, int64_t least, int64_t most) {
+  int64_t number = 0;
+  if (value.is_number_float()) {
+    constexpr double kExact = int64_t{1} << 53;  // beyond, doubles skip whole numbers
+    const double real = value.get<double>();
+    if (!(std::abs(real) <= kExact) || real != std::trunc(real)) return std::nullopt;
+    number = static_cast<int64_t>(real);
+  } else if (value.is_number_unsigned()) {
+    const auto natural = value.get<uint64_t>();
+    if (natural > std::numeric_limits<int64_t>::max()) return std::nullopt;
+    number = static_cast<int64_t>(natural);
+  } else if (value.is_number_integer()) {
+    number = value.get<int64_t>();
+  } else {
+    return std::nullopt;
+  }
+  if (number < least || number > most) return std::nullopt;
+  return number;
 }
 
 std::string dump(const Json& json) {
@@ -126,16 +148,11 @@ double Fields::number(const char* key, double fallback, double least, double mos
 int64_t Fields::integer(const char* key, int64_t fallback, int64_t least, int64_t most) const {
   const Json* value = find(key);
   if (!value) return fallback;
-  const bool fits =
-      value->is_number_unsigned()
-          ? value->get<uint64_t>() <= static_cast<uint64_t>(std::max<int64_t>(most, 0)) &&
-                static_cast<int64_t>(value->get<uint64_t>()) >= least
-          : value->is_number_integer() && value->get<int64_t>() >= least &&
-                value->get<int64_t>() <= most;
-  if (!fits)
+  const auto number = whole_number(*value, least, most);
+  if (!number)
     bad_field(name(key), "expected a whole number from {} to {}, not {}", least, most,
               shown(*value));
-  return value->get<int64_t>();
+  return *number;
 }
 
 std::string Fields::string(const char* key, const std::string& fallback) const {

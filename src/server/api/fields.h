@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -20,6 +21,9 @@ inline constexpr int kMaxInt = std::numeric_limits<int>::max();
 
 // A request's body. Throws ApiError when it is no JSON object, no UTF-8, or nested too deeply.
 Json parse_body(std::string_view body, int max_depth);
+
+// The whole number that this is, if it lies within; 4.0 is one, as JSON Schema has it.
+std::optional<int64_t> whole_number(const Json& value, int64_t least, int64_t most);
 
 // Serialized; text that is not UTF-8 becomes U+FFFD.
 std::string dump(const Json& json);

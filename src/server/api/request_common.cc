@@ -39,15 +39,8 @@ void read_stops(const Fields& body, const Service& service, GenerationRequest& o
     bad_field("stop", "more than {} strings", service.options().max_stop_strings);
   std::erase(out.choice.detokenizer.stop, "");
   sampling.ignore_eos = body.boolean("ignore_eos", false);
-  if (const Json* ids = body.find("stop_token_ids")) {
-    if (!ids->is_array()) bad_field("stop_token_ids", "expected a list of token ids");
-    for (const Json& id : *ids) {
-      if (!id.is_number_integer() || id.get<int64_t>() < 0 ||
-          id.get<int64_t>() >= service.model().vocab_size)
-        bad_field("stop_token_ids", "expected token ids below {}", service.model().vocab_size);
-      sampling.stop_token_ids.push_back(id.get<TokenId>());
-    }
-  }
+  if (const Json* ids = body.find("stop_token_ids"))
+    sampling.stop_token_ids = read_token_ids(*ids, service, "stop_token_ids");
   out.choice.stop_token_ids = sampling.stop_token_ids;
   if (!sampling.ignore_eos) {
     const auto& eos = service.model().eos_token_ids;
@@ -87,6 +80,18 @@ void refuse_unsupported(const Fields& body) {
     if (body.find(field)) bad_field(field, "not supported yet");
   }
   if (body.boolean("use_beam_search", false)) bad_field("use_beam_search", "not supported");
+}
+
+std::vector<TokenId> read_token_ids(const Json& list, const Service& service,
+                                    const std::string& field) {
+  if (!list.is_array()) bad_field(field, "expected a list of token ids");
+  std::vector<TokenId> ids;
+  for (const Json& id : list) {
+    const auto number = whole_number(id, 0, service.model().vocab_size - 1);
+    if (!number) bad_field(field, "expected token ids below {}", service.model().vocab_size);
+    ids.push_back(static_cast<TokenId>(*number));
+  }
+  return ids;
 }
 
 void read_sampling(const Fields& body, const Service& service, GenerationRequest& out) {

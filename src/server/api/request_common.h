@@ -16,6 +16,10 @@ void check_model(const Fields& body, const Service& service);
 // beam search and its like.
 void refuse_unsupported(const Fields& body);
 
+// A list of the model's token ids. Throws ApiError 400.
+std::vector<TokenId> read_token_ids(const Json& list, const Service& service,
+                                    const std::string& field);
+
 // temperature, top_p, stop, seed, penalties, ... of OpenAI's and vLLM's bodies, with the model's
 // defaults.
 void read_sampling(const Fields& body, const Service& service, GenerationRequest& out);

@@ -41,14 +41,7 @@ Json detokenized(Service& service, const HttpRequest& http) {
   const Fields body(json);
   check_model(body, service);
   const Json* tokens = body.find("tokens");
-  if (!tokens || !tokens->is_array()) bad_field("tokens", "expected a list of token ids");
-  std::vector<TokenId> ids;
-  for (const Json& id : *tokens) {
-    if (!id.is_number_integer() || id.get<int64_t>() < 0 ||
-        id.get<int64_t>() >= service.model().vocab_size)
-      bad_field("tokens", "expected token ids below {}", service.model().vocab_size);
-    ids.push_back(id.get<TokenId>());
-  }
+  const auto ids = read_token_ids(tokens ? *tokens : Json(), service, "tokens");
   return {{"prompt", service.text().tokenizer().decode(ids, false)}};
 }
 
