@@ -161,6 +161,7 @@ def check_prompt_logprobs(client) -> None:
 
 def check_constrained_output(client, messages: list) -> None:
     """Random weights must answer by the schema too. It is small: nothing else would make them end."""
+    import openai
     schema = {"type": "object", "additionalProperties": False, "required": ["color", "count"],
               "properties": {"color": {"type": "string", "enum": ["red", "green"]},
                              "count": {"type": "integer", "minimum": 1, "maximum": 9}}}
@@ -199,6 +200,12 @@ def check_constrained_output(client, messages: list) -> None:
     choice = client.completions.create(model="tiny", prompt="x", max_tokens=20, extra_body={
         "structured_outputs": {"choice": ["yes", "no"]}}).choices[0]
     assert choice.text in ("yes", "no"), choice
+    try:  # the tokenizer has no token for it
+        client.completions.create(model="tiny", prompt="x", extra_body={"guided_regex": "\u00b2"})
+    except openai.BadRequestError as fault:
+        assert fault.body["param"] == "guided_regex", fault.body
+    else:
+        raise AssertionError("an output that no token can begin was promised")
     response = client.responses.create(
         model="tiny", input="hello", max_output_tokens=400,
         text={"format": {"type": "json_schema", "name": "s", "strict": True, "schema": schema}})

@@ -1,5 +1,7 @@
 #include "server/api/constraint.h"
 
+#include <algorithm>
+
 #include "base/error.h"
 #include "grammar/reasoning_grammar.h"
 
@@ -99,6 +101,14 @@ std::optional<ReasoningTokens> reasoning_tokens(const Service& service, const To
   return ReasoningTokens{begin, *end, markers->open};
 }
 
+// A tokenizer need not have a token for every character.
+void check_can_begin(const GenerationRequest& request, int vocab_size, const std::string& field) {
+  std::vector<uint32_t> allowed((static_cast<size_t>(vocab_size) + 31) / 32);
+  request.sampling.grammar->start(request.choice.stop_token_ids)->fill(allowed);
+  if (std::all_of(allowed.begin(), allowed.end(), [](uint32_t word) { return word == 0; }))
+    bad_field(field, "no token of this model can begin such an output");
+}
+
 }  // namespace
 
 std::optional<RequestedConstraint> read_constraint(const Fields& body) {
@@ -145,6 +155,7 @@ void apply_constraint(Service& service, const RequestedConstraint& asked, Genera
   } catch (const Error& error) {
     bad_field(field, "{}", error.what());
   }
+  check_can_begin(out, service.model().vocab_size, field);
   if (reasoning) out.sampling.grammar = after_reasoning(out.sampling.grammar, *reasoning);
 }
 
