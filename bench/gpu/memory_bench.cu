@@ -131,22 +131,24 @@ class GatherLoad {
  public:
   GatherLoad(HbmPartition& partition, const PinnedExperts& pinned, double share,
              LinkCopyShape shape)
-      : gather_(partition, pinned, shape), tokens_(partition.layout().experts) {
+      : gather_(partition, pinned, shape), expert_start_(partition.layout().experts + 1) {
     const MemoryLayout& layout = partition.layout();
     Random random(3);
-    std::vector<int32_t> tokens(layout.experts);
-    for (int e = 0; e < layout.experts; ++e) tokens[e] = random.uniform() < share;
+    std::vector<int32_t> start(layout.experts + 1, 0);
+    for (int e = 0; e < layout.experts; ++e) start[e + 1] = start[e] + (random.uniform() < share);
     for (int m = 1; m < layout.moe_layers; ++m)
       for (int e = partition.experts().first_given_up_expert(m); e < layout.experts; ++e)
-        bytes_ += tokens[e] * layout.shard_bytes();
-    check_cuda(cudaMemcpy(tokens_.get(), tokens.data(), tokens.size() * 4, cudaMemcpyHostToDevice),
-               "tokens");
+        bytes_ += static_cast<double>(start[e + 1] - start[e]) * layout.shard_bytes();
+    check_cuda(
+        cudaMemcpy(expert_start_.get(), start.data(), start.size() * 4, cudaMemcpyHostToDevice),
+        "choices");
     gather_.update(nullptr);
-    check_cuda(cudaDeviceSynchronize(), "tokens");
+    check_cuda(cudaDeviceSynchronize(), "choices");
     CudaStream stream;
     cudaGraph_t graph = nullptr;
     check_cuda(cudaStreamBeginCapture(stream.get(), cudaStreamCaptureModeThreadLocal), "capture");
-    for (int m = 1; m < layout.moe_layers; ++m) gather_.gather(m, tokens_.get(), stream.get());
+    for (int m = 1; m < layout.moe_layers; ++m)
+      gather_.gather(m, expert_start_.get(), stream.get());
     check_cuda(cudaStreamEndCapture(stream.get(), &graph), "capture");
     check_cuda(cudaGraphInstantiate(&exec_, graph, 0), "instantiating a graph");
     cudaGraphDestroy(graph);
@@ -159,7 +161,7 @@ class GatherLoad {
 
  private:
   ExpertGather gather_;
-  DeviceArray<int32_t> tokens_;
+  DeviceArray<int32_t> expert_start_;
   double bytes_ = 0;
   cudaGraphExec_t exec_ = nullptr;
 };

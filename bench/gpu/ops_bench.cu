@@ -75,23 +75,24 @@ class Bench {
     }
   }
 
-  void moe(const MoeShape& shape) {
+  void moe(const MoeShape& shape, int layers) {
+    const std::string which = fmt::format(" {}x{}", shape.experts, shape.intermediate);
     const size_t gate_up = size_t{2} * shape.intermediate * shape.hidden,
                  down = size_t{1} * shape.intermediate * shape.hidden;
-    DeviceBuffer<bf16> w1(gate_up * shape.experts * layers_), w2(down * shape.experts * layers_);
+    DeviceBuffer<bf16> w1(gate_up * shape.experts * layers), w2(down * shape.experts * layers);
     fill_normal(w1.get(), w1.size(), 0.02f, 3);
     fill_normal(w2.get(), w2.size(), 0.03f, 4);
-    DeviceBuffer<float> logits(static_cast<size_t>(kMaxRows) * shape.experts * layers_);
+    DeviceBuffer<float> logits(static_cast<size_t>(kMaxRows) * shape.experts * layers);
     fill_normal_f32(logits.get(), logits.size(), 1.0f, 5);
     const int pairs = kMaxRows * shape.top_k;
     const size_t ints = 2 * pairs + shape.experts + 2;
-    DeviceBuffer<int> lists(layers_ * ints);
-    DeviceBuffer<WorkItem> work(static_cast<size_t>(layers_) * max_work_items(kMaxRows, shape));
-    DeviceBuffer<float> weights(static_cast<size_t>(layers_) * pairs);
+    DeviceBuffer<int> lists(layers * ints);
+    DeviceBuffer<WorkItem> work(static_cast<size_t>(layers) * max_work_items(kMaxRows, shape));
+    DeviceBuffer<float> weights(static_cast<size_t>(layers) * pairs);
     DeviceBuffer<bf16> activation(static_cast<size_t>(pairs) * shape.intermediate);
     DeviceBuffer<float> out(static_cast<size_t>(pairs) * shape.hidden);
-    std::vector<Routing> routing(layers_);
-    for (int l = 0; l < layers_; ++l) {
+    std::vector<Routing> routing(layers);
+    for (int l = 0; l < layers; ++l) {
       Routing& r = routing[l];
       r.experts = lists.get() + l * ints;
       r.pairs = r.experts + pairs;
@@ -103,23 +104,23 @@ class Bench {
     for (int rows : {1, 2, 4, 8, 16, 32, 64, 128}) {
       const auto per_layer = [&](auto&& op) {
         return graph_us([&](cudaStream_t s) {
-                 for (int l = 0; l < layers_; ++l) op(l, s);
+                 for (int l = 0; l < layers; ++l) op(l, s);
                }) /
-               layers_;
+               layers;
       };
       const double route_us = per_layer([&](int l, cudaStream_t s) {
         route(logits.get() + static_cast<size_t>(l) * kMaxRows * shape.experts, routing[l], rows,
               shape.experts, shape.top_k, true, s);
       });
       double active = 0;
-      for (int l = 0; l < layers_; ++l) {
+      for (int l = 0; l < layers; ++l) {
         std::vector<int> start(shape.experts + 1);
         check(cudaMemcpy(start.data(), routing[l].expert_start, start.size() * 4,
                          cudaMemcpyDeviceToHost),
               "copy");
         for (int e = 0; e < shape.experts; ++e) active += start[e + 1] > start[e];
       }
-      active /= layers_;
+      active /= layers;
       const auto layer_weights = [&](int l) {
         return MoeWeights{w1.get() + l * gate_up * shape.experts,
                           w2.get() + l * down * shape.experts, gate_up * 2, down * 2, DType::kBf16};
@@ -135,10 +136,10 @@ class Bench {
         moe_combine_rms_norm(out.get(), rows, shape, routing[l], y_.get(), norm_weight(), x_.get(),
                              s);
       });
-      report("route", rows, route_us, 4.0 * rows * shape.experts);
-      report("moe gate_up", rows, gate_up_us, active * gate_up * 2);
-      report("moe down", rows, down_us, active * down * 2);
-      report("moe combine", rows, combine_us, 4.0 * rows * shape.top_k * shape.hidden);
+      report("route" + which, rows, route_us, 4.0 * rows * shape.experts);
+      report("moe gate_up" + which, rows, gate_up_us, active * gate_up * 2);
+      report("moe down" + which, rows, down_us, active * down * 2);
+      report("moe combine" + which, rows, combine_us, 4.0 * rows * shape.top_k * shape.hidden);
     }
   }
 
@@ -240,7 +241,9 @@ int main(int argc, char** argv) {
   bench.linear("o 2048x4096", 2048, 4096, layers);
   bench.linear("router 128x2048", 128, 2048, layers);
   bench.linear("head 151936x2048", 151936, 2048, 2);
-  bench.moe(MoeShape{128, 8, 2048, 768});
+  bench.moe(MoeShape{128, 8, 2048, 768}, layers);
+  bench.moe(MoeShape{513, 11, 2048, 512}, 12);  // Qwen3-Next, whole and one of two ranks
+  bench.moe(MoeShape{513, 11, 2048, 256}, 16);
   bench.attention({32, 4, 128}, 4096, {1, 4, 16, 64, 128});
   bench.print_json();
   return 0;

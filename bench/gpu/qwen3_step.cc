@@ -18,23 +18,25 @@ const char* Qwen3Step::op_name(Op op) {
   return kNames[op];
 }
 
-Qwen3Step::Layer::Layer(uint64_t seed)
+Qwen3Step::Layer::Layer(uint64_t seed, bool own_experts)
     : qkv(size_t{kQkv} * kHidden),
       o(size_t{kHidden} * kAttention),
       router(size_t{128} * kHidden),
-      gate_up(size_t{128} * 2 * 768 * kHidden),
-      down(size_t{128} * kHidden * 768) {
+      gate_up(own_experts ? size_t{128} * 2 * 768 * kHidden : 0),
+      down(own_experts ? size_t{128} * kHidden * 768 : 0) {
   for (auto* w : {&qkv, &o, &router, &gate_up, &down})
-    fill_normal(w->get(), w->size(), 0.02f, ++seed);
+    if (w->size() > 0) fill_normal(w->get(), w->size(), 0.02f, ++seed);
 }
 
-MoeWeights Qwen3Step::Layer::experts() const {
-  return {gate_up.get(), down.get(), size_t{4} * 768 * kHidden, size_t{2} * 768 * kHidden,
-          DType::kBf16};
+MoeWeights Qwen3Step::experts(int l) const {
+  if (experts_) return experts_(l);
+  return {at(l).gate_up.get(), at(l).down.get(), size_t{4} * 768 * kHidden,
+          size_t{2} * 768 * kHidden, DType::kBf16};
 }
 
-Qwen3Step::Qwen3Step(int layers, int kv_tokens, float skew)
-    : kv_tokens_(kv_tokens),
+Qwen3Step::Qwen3Step(int layers, int kv_tokens, float skew, Experts experts)
+    : experts_(std::move(experts)),
+      kv_tokens_(kv_tokens),
       moe_(kMoe, kMaxTokens, layers, skew),
       head_(size_t{kVocab} * kHidden),
       residual_(kMaxTokens * kHidden),
@@ -45,7 +47,8 @@ Qwen3Step::Qwen3Step(int layers, int kv_tokens, float skew)
       vocab_(size_t{256} * kVocab),
       norm_(kHidden),
       cos_sin_(kMaxTokens * 128) {
-  for (int l = 0; l < layers; ++l) layers_.emplace_back(static_cast<uint64_t>(l) * 8 + 1);
+  for (int l = 0; l < layers; ++l)
+    layers_.emplace_back(static_cast<uint64_t>(l) * 8 + 1, !experts_);
   cache_.layout = {layers, kKvHeads, kHeadDim, kBlockTokens, DType::kBf16};
   arena_ = DeviceBuffer<char>(cache_.layout.block_bytes() *
                               static_cast<size_t>(kv_tokens / kBlockTokens));
@@ -122,9 +125,9 @@ void Qwen3Step::run(Op op, int l, cudaStream_t s) {
     case kRouteOp:
       return moe_.route(l, tokens_, s);
     case kGateUpOp:
-      return moe_.gate_up(x_.get(), tokens_, at(l).experts(), s);
+      return moe_.gate_up(x_.get(), tokens_, experts(l), s);
     case kDownOp:
-      return moe_.down(tokens_, at(l).experts(), s);
+      return moe_.down(tokens_, experts(l), s);
     case kCombineOp:
       return moe_.combine(tokens_, residual_.get(), norm(), x_.get(), s);
     case kHeadOp:
@@ -137,8 +140,11 @@ void Qwen3Step::run(Op op, int l, cudaStream_t s) {
 void Qwen3Step::step(cudaStream_t s, Op left_out) {
   run(kNormOp, 0, s);
   for (int l = 0; l < layers(); ++l) {
-    for (int op = kQkvOp; op < kHeadOp; ++op)
+    for (int op = kQkvOp; op < kHeadOp; ++op) {
+      if (op == kGateUpOp && before_experts) before_experts(l, s);
       if (op != left_out) run(static_cast<Op>(op), l, s);
+      if (op == kCombineOp && after_experts) after_experts(l, s);
+    }
   }
   if (left_out != kHeadOp) run(kHeadOp, 0, s);
 }

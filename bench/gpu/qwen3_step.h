@@ -1,7 +1,7 @@
 // A step of Qwen3-30B-A3B but for embedding and sampling, on random weights: decode or prefill.
 #pragma once
 
-#include <string>
+#include <functional>
 #include <vector>
 
 #include "gpu/step_batch.h"
@@ -33,14 +33,18 @@ class Qwen3Step {
   static const char* op_name(Op op);
 
   // `kv_tokens`: of all sequences together, most that a batch may have. `skew`: see MoeBlock.
-  Qwen3Step(int layers, int kv_tokens, float skew = 0);
+  // `experts`: where a layer's lie; none: the step has its own.
+  using Experts = std::function<MoeWeights(int layer)>;
+  Qwen3Step(int layers, int kv_tokens, float skew = 0, Experts experts = {});
 
   void set_batch(int sequences, int fresh, int context);
   // A number of rows for single ops, whatever the batch.
   void set_tokens(int tokens) { tokens_ = tokens; }
 
-  // The step, without the op `left_out` (to see what each adds). Capturable.
+  // The step, without the op `left_out` (to see what each adds). Capturable if the hooks are.
   void step(cudaStream_t s, Op left_out = kNone);
+  // Called between a layer's routing and its experts' products, and after these.
+  std::function<void(int layer, cudaStream_t s)> before_experts, after_experts;
   // One op of a layer.
   void run(Op op, int layer, cudaStream_t s);
 
@@ -54,9 +58,9 @@ class Qwen3Step {
  private:
   struct Layer {
     DeviceBuffer<__nv_bfloat16> qkv, o, router, gate_up, down;
-    explicit Layer(uint64_t seed);
-    MoeWeights experts() const;
+    Layer(uint64_t seed, bool own_experts);
   };
+  MoeWeights experts(int l) const;
   const Layer& at(int l) const { return layers_[static_cast<size_t>(l)]; }
   NormWeight norm() const { return {norm_.get(), 1e-6f, false}; }
   LinearPart part(const DeviceBuffer<__nv_bfloat16>& w, int N, int K, LinearPart::Out kind,
@@ -71,6 +75,7 @@ class Qwen3Step {
   void attention(int l, cudaStream_t s);
 
   std::vector<Layer> layers_;
+  Experts experts_;
   KvCache cache_;
   int kv_tokens_;
   DeviceBuffer<char> arena_;

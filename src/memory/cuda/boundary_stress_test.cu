@@ -20,15 +20,16 @@ __host__ __device__ bool is_chosen(uint64_t seed, int layer, int expert, int lay
 
 // Stands for the router.
 __global__ void choose_kernel(const uint64_t* seed, int layer, int layers, int experts,
-                              int32_t* tokens) {
-  const int expert = static_cast<int>(threadIdx.x);
-  if (expert < experts) tokens[expert] = is_chosen(*seed, layer, expert, layers, experts) ? 1 : 0;
+                              int32_t* expert_start) {
+  expert_start[0] = 0;
+  for (int e = 0; e < experts; ++e)
+    expert_start[e + 1] = expert_start[e] + (is_chosen(*seed, layer, e, layers, experts) ? 1 : 0);
 }
 
 // Stands for a grouped GEMM: block e adds up what it sees of expert e, if it was chosen.
-__global__ void sum_kernel(const uint64_t* weights, size_t words, const int32_t* tokens,
+__global__ void sum_kernel(const uint64_t* weights, size_t words, const int32_t* expert_start,
                            unsigned long long* sums) {
-  if (tokens && tokens[blockIdx.x] == 0) return;
+  if (expert_start && expert_start[blockIdx.x] == expert_start[blockIdx.x + 1]) return;
   const uint64_t* expert = weights + blockIdx.x * words;
   unsigned long long sum = 0;
   for (size_t i = threadIdx.x; i < words; i += blockDim.x) sum += expert[i] * (2 * i + 1);
@@ -66,7 +67,7 @@ class BoundaryStress : public CudaTest, public testing::WithParamInterface<LinkC
     world_.emplace();
     const MemoryLayout& layout = world_->layout;
     sums_.emplace(layout.moe_layers * layout.experts + 1);  // and one count of wrong KV words
-    tokens_.emplace(layout.moe_layers * layout.experts);
+    expert_start_.emplace(layout.moe_layers * (layout.experts + 1));
     seed_.emplace(1);
     stamps_host_.resize(world_->partition.kv().slots());
     stamps_.emplace(stamps_host_.size());
@@ -82,11 +83,11 @@ class BoundaryStress : public CudaTest, public testing::WithParamInterface<LinkC
   }
   unsigned long long* wrong() { return sums_->get() + sums_->size() - 1; }
 
-  void sum(int m, const int32_t* tokens, cudaStream_t stream) {
+  void sum(int m, const int32_t* expert_start, cudaStream_t stream) {
     const MemoryLayout& layout = world_->layout;
     sum_kernel<<<layout.experts, kThreads, 0, stream>>>(
         reinterpret_cast<const uint64_t*>(world_->partition.experts().expert(m, 0)),
-        layout.shard_bytes() / 8, tokens, sums_->get() + m * layout.experts);
+        layout.shard_bytes() / 8, expert_start, sums_->get() + m * layout.experts);
   }
   void clear_and_check_slots(cudaStream_t stream) {
     check_cuda(cudaMemsetAsync(sums_->get(), 0, sums_->size() * 8, stream), "clearing the sums");
@@ -103,15 +104,15 @@ class BoundaryStress : public CudaTest, public testing::WithParamInterface<LinkC
     check_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "capture");
     clear_and_check_slots(stream);
     for (int m = 0; m < layout.moe_layers; ++m) {
-      int32_t* tokens = tokens_->get() + m * layout.experts;
-      choose_kernel<<<1, 32, 0, stream>>>(seed_->get(), m, layout.moe_layers, layout.experts,
-                                          tokens);
+      int32_t* expert_start = expert_start_->get() + m * (layout.experts + 1);
+      choose_kernel<<<1, 1, 0, stream>>>(seed_->get(), m, layout.moe_layers, layout.experts,
+                                         expert_start);
       routed.record(stream);
       routed.order(side.get());
-      gather.gather(m, tokens, side.get());
+      gather.gather(m, expert_start, side.get());
       gathered.record(side.get());
       gathered.order(stream);
-      sum(m, tokens, stream);
+      sum(m, expert_start, stream);
     }
     cudaGraph_t graph = nullptr;
     cudaGraphExec_t exec = nullptr;
@@ -179,7 +180,7 @@ class BoundaryStress : public CudaTest, public testing::WithParamInterface<LinkC
 
   std::optional<CudaWorld> world_;
   std::optional<DeviceArray<unsigned long long>> sums_;
-  std::optional<DeviceArray<int32_t>> tokens_;
+  std::optional<DeviceArray<int32_t>> expert_start_;
   std::optional<DeviceArray<uint64_t>> seed_, stamps_;
   std::vector<uint64_t> stamps_host_;
   std::vector<uint64_t> expected_;

@@ -12,7 +12,7 @@ struct GatherArguments {
   int experts;
   uint32_t shard_bytes;
   const int32_t* first_given_up;  // of this layer
-  const int32_t* tokens_per_expert;
+  const int32_t* expert_start;
   unsigned long long* staged_bytes;
 };
 
@@ -25,7 +25,8 @@ __global__ __launch_bounds__(512) void gather_kernel(GatherArguments a) {
     int count = 0;
     for (int base = *a.first_given_up; base < a.experts; base += 32) {
       const int expert = base + lane;
-      const bool is_chosen = expert < a.experts && a.tokens_per_expert[expert] > 0;
+      const bool is_chosen =
+          expert < a.experts && a.expert_start[expert + 1] > a.expert_start[expert];
       const unsigned mask = __ballot_sync(0xffffffffu, is_chosen);
       if (is_chosen)
         chosen[count + __popc(mask & ((1u << lane) - 1))] = static_cast<uint16_t>(expert);
@@ -80,7 +81,7 @@ void ExpertGather::update(cudaStream_t stream) {
       "telling the device the boundary");
 }
 
-void ExpertGather::gather(int moe_layer, const int32_t* tokens_per_expert, cudaStream_t stream) {
+void ExpertGather::gather(int moe_layer, const int32_t* expert_start, cudaStream_t stream) {
   const MemoryLayout& layout = partition_.layout();
   const int first = source_.first_pinned(moe_layer);
   if (first == layout.experts) return;  // nothing of this layer is ever given up
@@ -90,7 +91,7 @@ void ExpertGather::gather(int moe_layer, const int32_t* tokens_per_expert, cudaS
                                   layout.experts,
                                   static_cast<uint32_t>(layout.shard_bytes()),
                                   first_given_up_.get() + moe_layer,
-                                  tokens_per_expert,
+                                  expert_start,
                                   staged_bytes_.get()};
   launch_link_copy(gather_kernel, shape_, arguments, stream);
 }

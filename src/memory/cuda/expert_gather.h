@@ -29,9 +29,9 @@ class ExpertGather {
   // step's stream (not inside a graph).
   void update(cudaStream_t stream);
 
-  // Copies the layer's given-up experts with tokens_per_expert[e] > 0 ([experts] int32, device
-  // memory).
-  void gather(int moe_layer, const int32_t* tokens_per_expert, cudaStream_t stream);
+  // Copies the layer's given-up experts e with expert_start[e + 1] > expert_start[e] ([experts +
+  // 1], device memory), which is how the router leaves those that some token chose.
+  void gather(int moe_layer, const int32_t* expert_start, cudaStream_t stream);
 
   // Bytes copied since the last call; waits for `stream`.
   size_t take_staged_bytes(cudaStream_t stream);
