@@ -9,7 +9,7 @@ THREADED := kernels memory exec engine events server
 
 help:
 	@echo "make demo   agents' sessions through a real MoE under too little memory: static, paper, ours"
-	@echo "make test   release with real clients, ASan+UBSan, TSan, fuzzers; ends with ctest's count"
+	@echo "make test   ASan+UBSan, fuzzers, TSan, CUDA where there is nvcc, release with real clients; ends with ctest's count"
 	@echo "make soak   random runs and fuzzers with new seeds, SOAK_MINUTES=30"
 
 # Debian packages, from scripts/debian-packages.txt. Silent and quick when nothing is missing.
@@ -23,7 +23,7 @@ demo: deps
 	@scripts/build.sh release vamp
 	@scripts/demo.sh
 
-test: test-asan test-fuzz test-tsan test-release
+test: test-asan test-fuzz test-tsan test-cuda-build test-release
 
 test-release: release clients
 	ctest --test-dir build/release --output-on-failure -j $(BUILD_JOBS)
@@ -49,10 +49,11 @@ test-gpu: deps
 test-fuzz: deps
 	@scripts/run-fuzzers.sh 20
 
-# The CUDA code compiles, with or without a GPU. Not part of `make test`.
+# The CUDA code compiles where there is nvcc, and its tests start, with or without a GPU.
 test-cuda-build: deps
 	@command -v nvcc >/dev/null || { echo "no nvcc on PATH: the CUDA code is not built"; exit 0; }; \
-	  scripts/cuda-headers.sh; scripts/build.sh cuda vamp_kernels_cuda_test vamp_memory_cuda_test
+	  scripts/build.sh cuda cuda_tests_and_benches && \
+	  for test in build/cuda/src/*/cuda/*_test; do "$$test" --gtest_brief=1 || exit 1; done
 
 # Random runs with new seeds, for as long as you like: make soak SOAK_MINUTES=120
 SOAK_MINUTES ?= 30

@@ -82,10 +82,11 @@ struct Tables {
   }
 };
 
-class DecoderLayer : public testing::TestWithParam<LayerCase> {
- protected:
-  DecoderLayer()
-      : c_(GetParam()),
+// One layer with all that it reads and writes, on both sides.
+class Layer {
+ public:
+  explicit Layer(const LayerCase& c)
+      : c_(c),
         next_(c_.kind != Kind::kQwen3),
         heads_(next_ ? 16 : 32),
         kv_heads_(next_ ? 2 : 4),
@@ -96,11 +97,13 @@ class DecoderLayer : public testing::TestWithParam<LayerCase> {
         tables_(c_),
         cache_{nullptr, {1, kv_heads_, dim_, kBlockTokens, DType::kBf16}} {}
 
+  void check_layer();
+
+ private:
   NormWeight norm(const float* weight) const { return {weight, 1e-6f, next_}; }
   int64_t row() const { return (next_ ? 2 : 1) * heads_ * dim_ + 2 * kv_heads_ * dim_; }
   static constexpr float scale(int dim) { return dim == 256 ? 0.0625f : 0.08838835f; }
 
-  void check_layer();
   void cpu_attention(Ops& ops, Tensor& x, Tensor& residual);
   void cpu_linear_attention(Ops& ops, Tensor& x, Tensor& residual);
   void cpu_experts(Ops& ops, Tensor& x, Tensor& residual);
@@ -172,7 +175,7 @@ class DecoderLayer : public testing::TestWithParam<LayerCase> {
 
 // ---- the CPU, in f32 ----
 
-void DecoderLayer::cpu_attention(Ops& ops, Tensor& x, Tensor& residual) {
+void Layer::cpu_attention(Ops& ops, Tensor& x, Tensor& residual) {
   const int width = heads_ * dim_, kv = kv_heads_ * dim_;
   Tensor in(DType::kF32, sz(tokens_ * row())), out(DType::kF32, sz(int64_t{tokens_} * width));
   cpu_product(ops, x, in_, static_cast<int>(row()), H, Out::kActivation, in);
@@ -203,7 +206,7 @@ void DecoderLayer::cpu_attention(Ops& ops, Tensor& x, Tensor& residual) {
   cpu_product(ops, out, out_, H, width, Out::kResidual, residual);
 }
 
-void DecoderLayer::cpu_linear_attention(Ops& ops, Tensor& x, Tensor& residual) {
+void Layer::cpu_linear_attention(Ops& ops, Tensor& x, Tensor& residual) {
   Tensor in(DType::kF32, sz(int64_t{tokens_} * delta_.qkvz_cols())),
       ba(DType::kF32, sz(int64_t{tokens_} * 64)), mixed(DType::kF32, sz(int64_t{tokens_} * 8192)),
       o(DType::kF32, sz(int64_t{tokens_} * 4096));
@@ -226,7 +229,7 @@ void DecoderLayer::cpu_linear_attention(Ops& ops, Tensor& x, Tensor& residual) {
   cpu_product(ops, o, out_, H, 4096, Out::kResidual, residual);
 }
 
-void DecoderLayer::cpu_experts(Ops& ops, Tensor& x, Tensor& residual) {
+void Layer::cpu_experts(Ops& ops, Tensor& x, Tensor& residual) {
   if (next_) {
     Tensor in(DType::kF32, sz(int64_t{tokens_} * 1032)),
         act(DType::kF32, sz(int64_t{tokens_} * 512));
@@ -257,7 +260,7 @@ void DecoderLayer::cpu_experts(Ops& ops, Tensor& x, Tensor& residual) {
 
 // ---- the device ----
 
-void DecoderLayer::gpu_attention(cudaStream_t s) {
+void Layer::gpu_attention(cudaStream_t s) {
   const int width = heads_ * dim_, kv = kv_heads_ * dim_, r = static_cast<int>(row());
   gpu_product(d_x_, in_, r, H, Out::kActivation, d_in_.bf(), s);
   const NormWeight weight = norm(norm_.device.f32());
@@ -274,7 +277,7 @@ void DecoderLayer::gpu_attention(cudaStream_t s) {
   gpu_product(d_out_, out_, H, width, Out::kResidual, residual_.device.bf(), s);
 }
 
-void DecoderLayer::gpu_linear_attention(cudaStream_t s) {
+void Layer::gpu_linear_attention(cudaStream_t s) {
   gpu_product(d_x_, in_, delta_.qkvz_cols(), H, Out::kActivation, d_in_.bf(), s);
   gpu_product(d_x_, ba_, 64, H, Out::kActivation, d_ba_.bf(), s);
   const GatedDeltaBatch batch{tokens_,
@@ -303,7 +306,7 @@ void DecoderLayer::gpu_linear_attention(cudaStream_t s) {
   gpu_product(d_out_, out_, H, 4096, Out::kResidual, residual_.device.bf(), s);
 }
 
-void DecoderLayer::gpu_experts(cudaStream_t s) {
+void Layer::gpu_experts(cudaStream_t s) {
   __nv_bfloat16* const residual = residual_.device.bf();
   gpu_product(d_x_, router_, kExperts, H, Out::kFloat, d_logits_.f32(), s);
   Routing routing;
@@ -335,7 +338,7 @@ void DecoderLayer::gpu_experts(cudaStream_t s) {
   }
 }
 
-void DecoderLayer::check_layer() {
+void Layer::check_layer() {
   cache_.arena = arena_.device.bf();
   const AttentionBatch batch{c_.sequences,
                              tokens_,
@@ -393,9 +396,11 @@ void DecoderLayer::check_layer() {
   EXPECT_LE(other_experts, tokens_ / 20 + 1) << "of " << tokens_ << " tokens differ by over 1%";
 }
 
+class DecoderLayer : public testing::TestWithParam<LayerCase> {};
+
 TEST_P(DecoderLayer, AsAGraphMatchesTheCpu) {
   SKIP_WITHOUT_GPU();
-  check_layer();
+  Layer(GetParam()).check_layer();
 }
 INSTANTIATE_TEST_SUITE_P(
     Layers, DecoderLayer,

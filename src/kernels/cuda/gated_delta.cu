@@ -197,19 +197,26 @@ __global__ void __launch_bounds__(256)
   if (r >= rows) return;
   const int t = r / shape.value_heads, head = r % shape.value_heads;
   const bf16* z = qkvz + t * shape.qkvz_row() + shape.z_column(head);
-  float x[kDim / 32], squares = 0;
+  constexpr int kEach = kDim / 32;  // neighbours of a lane
+  struct alignas(2 * kEach) Some {
+    bf16 v[kEach];
+  };
+  const int64_t row = static_cast<int64_t>(r) * kDim + lane * kEach;
+  const Some in = *reinterpret_cast<const Some*>(o + row);
+  const Some gate = *reinterpret_cast<const Some*>(z + lane * kEach);
+  float x[kEach], squares = 0;
 #pragma unroll
-  for (int i = 0; i < kDim / 32; ++i) {
-    x[i] = __bfloat162float(o[static_cast<int64_t>(r) * kDim + i * 32 + lane]);
+  for (int i = 0; i < kEach; ++i) {
+    x[i] = __bfloat162float(in.v[i]);
     squares += x[i] * x[i];
   }
   const float scale = rsqrtf(warp_sum(squares) / kDim + weights.norm_eps);
+  Some result;
 #pragma unroll
-  for (int i = 0; i < kDim / 32; ++i) {
-    const int at = i * 32 + lane;
-    out[static_cast<int64_t>(r) * kDim + at] =
-        __float2bfloat16(x[i] * scale * weights.norm[at] * silu(__bfloat162float(z[at])));
-  }
+  for (int i = 0; i < kEach; ++i)
+    result.v[i] = __float2bfloat16(x[i] * scale * weights.norm[lane * kEach + i] *
+                                   silu(__bfloat162float(gate.v[i])));
+  *reinterpret_cast<Some*>(out + row) = result;
 }
 
 void check_shape(const GatedDeltaShape& shape) {

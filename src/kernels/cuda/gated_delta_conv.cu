@@ -150,8 +150,7 @@ __global__ void __launch_bounds__(kConvThreads)
   }
   wait_for_previous();
   int s = sequence_of(batch, first);
-  Window w = window_at(qkvz, batch, shape, s, first, channel);
-  for (int t = first;;) {
+  const auto write = [&](int t, const Window& w) {
     uint32_t words[kChannels / 2];
 #pragma unroll
     for (int c = 0; c < kChannels; c += 2) {
@@ -165,6 +164,25 @@ __global__ void __launch_bounds__(kConvThreads)
     }
     *reinterpret_cast<uint4*>(out + static_cast<int64_t>(t) * shape.channels() + channel) =
         make_uint4(words[0], words[1], words[2], words[3]);
+  };
+  // Well inside a sequence all inputs are asked for at once.
+  if (end - first == kConvTokens && first - (kMaxWidth - 1) >= batch.query_start[s] &&
+      end <= batch.query_start[s + 1]) {
+    Bf16x8 rows[kConvTokens + kMaxWidth - 1];
+    const bf16* from =
+        qkvz + (first - (kMaxWidth - 1)) * shape.qkvz_row() + shape.qkvz_column(channel);
+#pragma unroll
+    for (int i = 0; i < kConvTokens + kMaxWidth - 1; ++i)
+      rows[i] = load_bf16x8(from + i * shape.qkvz_row());
+#pragma unroll
+    for (int t = 0; t < kConvTokens; ++t)
+      write(first + t,
+            {{widen(rows[t]), widen(rows[t + 1]), widen(rows[t + 2]), widen(rows[t + 3])}});
+    return;
+  }
+  Window w = window_at(qkvz, batch, shape, s, first, channel);
+  for (int t = first;;) {
+    write(t, w);
     if (++t == end) break;
     if (t < batch.query_start[s + 1]) {
 #pragma unroll

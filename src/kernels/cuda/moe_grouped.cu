@@ -184,7 +184,8 @@ class GatherProducer {
   int started_ = 0;
 };
 
-// Producer of down, one thread: tokens lie in order already.
+// Producer of down, one thread: tokens lie in order already. The first weights are asked for while
+// gate_up, which makes the tokens, still runs.
 class BoxProducer {
  public:
   __device__ BoxProducer(Shared& shared, const Problem& problem, const CUtensorMap& weights,
@@ -193,24 +194,41 @@ class BoxProducer {
 
   __device__ void run(const Tile& tile) {
     const int boxes = (tile.count + kBoxTokens - 1) / kBoxTokens;
-    for (int k = 0; k < problem_.K; k += kDepth) {
-      Barrier& full = shared_.full[ring_.stage];
-      shared_.empty[ring_.stage].wait(ring_.parity ^ 1);
-      full.arrive_expecting(kWeightBytes + boxes * kBoxTokens * kDepth * 2);
-      copy_weights(shared_, weights_, ring_.stage, k, tile.row, tile.row + kHalfRows, tile.expert);
-      for (int i = 0; i < boxes; ++i) {
-        copy_box(shared_.tokens[ring_.stage] + i * kBoxTokens * kDepth, tokens_, full, k,
-                 tile.first + i * kBoxTokens, 0);
+    int k = 0;
+    if (!started_) {
+      started_ = true;
+      const int filled = min(kStages, (problem_.K + kDepth - 1) / kDepth);
+      for (int stage = 0; stage < filled; ++stage) begin(tile, boxes, stage, stage * kDepth);
+      wait_for_previous();
+      for (; k < filled * kDepth; k += kDepth) {
+        copy_tokens(tile, boxes, k);
+        ring_.advance();
       }
+    }
+    for (; k < problem_.K; k += kDepth) {
+      shared_.empty[ring_.stage].wait(ring_.parity ^ 1);
+      begin(tile, boxes, ring_.stage, k);
+      copy_tokens(tile, boxes, k);
       ring_.advance();
     }
   }
 
  private:
+  __device__ void begin(const Tile& tile, int boxes, int stage, int k) {
+    shared_.full[stage].arrive_expecting(kWeightBytes + boxes * kBoxTokens * kDepth * 2);
+    copy_weights(shared_, weights_, stage, k, tile.row, tile.row + kHalfRows, tile.expert);
+  }
+  __device__ void copy_tokens(const Tile& tile, int boxes, int k) {
+    for (int i = 0; i < boxes; ++i) {
+      copy_box(shared_.tokens[ring_.stage] + i * kBoxTokens * kDepth, tokens_,
+               shared_.full[ring_.stage], k, tile.first + i * kBoxTokens, 0);
+    }
+  }
   Shared& shared_;
   const Problem& problem_;
   const CUtensorMap &weights_, &tokens_;
   Ring ring_;
+  bool started_ = false;
 };
 
 // A multiplying warpgroup: rows 64 * index ... + 64 of both halves of a tile's weights.
@@ -353,7 +371,9 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
     fence_barrier_init();
   }
-  wait_for_previous();
+  // Routing, and whatever staged the weights, must have ended before gate_up reads either. Down is
+  // let go only then, so that it may read both at once and waits for the activations alone.
+  if constexpr (kGateUp) wait_for_previous();
   allow_next();
   if (threadIdx.x < 32) count_groups(problem, shared.first_group);
   __syncthreads();
@@ -383,6 +403,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       producer.finish();
     } else if (threadIdx.x == 0) {
       each_tile(BoxProducer(shared, problem, weights, tokens));
+      wait_for_previous();  // blocks without a tile too: the next kernel relies on it
     }
   }
 }

@@ -24,7 +24,9 @@ void moe_grouped_gate_up(const __nv_bfloat16* x, int tokens, const MoeShape& sha
                          const MoeWeights& weights, const Routing& routing,
                          __nv_bfloat16* activation, cudaStream_t stream);
 
-// y[pair] = activation[p] down[expert]ᵀ of pair routing.pairs[p]:  y [tokens * top_k, H] bf16.
+// y[pair] = activation[p] down[expert]ᵀ of pair routing.pairs[p]:  y [tokens * top_k, H] bf16. Must
+// be the launch right after moe_grouped_gate_up on the stream: its reading of weights begins while
+// that one ends.
 void moe_grouped_down(const __nv_bfloat16* activation, int tokens, const MoeShape& shape,
                       const MoeWeights& weights, const Routing& routing, __nv_bfloat16* y,
                       cudaStream_t stream);

@@ -15,7 +15,7 @@ namespace cg = cooperative_groups;
 
 constexpr int kBlock = 1024, kWarps = kBlock / 32;
 constexpr int kMaxBlocks = 8;         // of the cluster
-constexpr int kAloneTokens = 24;      // at most so many are one block's
+constexpr int kAloneTokens = 24;      // at most so many are one block's; of many experts fewer
 constexpr int kTogetherTokens = 512;  // at most so many are routed by the sorting launch
 static_assert(kRoutingMaxExperts <= kBlock);
 static_assert(kTogetherTokens / kMaxBlocks * kMaxTopK <= kBlock &&
@@ -192,7 +192,7 @@ void route_with(const float* logits, const Routing& out, int T, int E, int top_k
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                              static_cast<int>(bytes)),
         "route's shared memory");
-  const int blocks = T <= kAloneTokens ? 1 : kMaxBlocks;
+  const int blocks = T <= (kPerLane <= 4 ? kAloneTokens : kAloneTokens / 6) ? 1 : kMaxBlocks;
   launch_overlapped_clusters("route: sort", kernel, blocks, kBlock, bytes, stream, blocks, logits,
                              out, T, E, top_k, renormalise, shared);
 }
@@ -207,7 +207,7 @@ void route(const float* logits, const Routing& out, int T, int E, int top_k, boo
   const auto with = E <= 64    ? route_with<2>
                     : E <= 128 ? route_with<4>
                     : E <= 256 ? route_with<8>
-                    : E <= 512 ? route_with<16>
+                    : E <= 544 ? route_with<17>  // 512 and a shared one
                                : route_with<kRoutingMaxExperts / 32>;
   with(logits, out, T, E, top_k, renormalise, shared, stream);
 }

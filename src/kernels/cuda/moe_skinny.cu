@@ -8,9 +8,8 @@ namespace vamp::cuda {
 namespace {
 
 using bf16 = __nv_bfloat16;
-constexpr int kRowTiles = 2;
-using Shared = skinny::Shared<kRowTiles>;
-using Partial = float[skinny::kWarps][skinny::kTokens][Shared::kRows];
+template <int kRowTiles>
+using Partial = float[skinny::kWarps][skinny::kTokens][skinny::Shared<kRowTiles>::kRows];
 static_assert(kRoutingWorkTokens == skinny::kTokens);
 
 __device__ const bf16* expert_matrix(const void* base, size_t stride, int expert) {
@@ -18,9 +17,13 @@ __device__ const bf16* expert_matrix(const void* base, size_t stride, int expert
 }
 
 // Tiles run over work items (an expert and up to 16 of its pairs), then over the expert's rows.
-// Outputs of a tile are dealt to threads as (column = thread / outputs, output = thread % outputs).
+// Outputs of a tile are dealt to threads as (column = thread / outputs, output = thread % outputs),
+// in kRounds rounds of columns.
 template <int kOutputs>
 struct MoeTiles {
+  static constexpr int kColumns = std::min(skinny::kTokens, skinny::kThreads / kOutputs);
+  static constexpr int kRounds = skinny::kTokens / kColumns;
+
   MoeWeights weights;
   Routing routing;
   MoeShape shape;
@@ -29,7 +32,7 @@ struct MoeTiles {
   struct Cursor {
     int index = -1;
     WorkItem work;
-    int output_pair = -1;  // whose output this thread finishes
+    int output_pair[kRounds];  // whose outputs this thread finishes, or -1
   };
   // Looks the tile's work item up unless it is the one at hand; true when it is another.
   __device__ bool find(Cursor& cursor, int tile) const {
@@ -50,16 +53,20 @@ struct MoeTiles {
     if (!find(cursor, tile)) return false;
     p0 = pair(cursor, group);
     p1 = pair(cursor, group + 8);
-    const int column = threadIdx.x / kOutputs;
-    cursor.output_pair = column < skinny::kTokens ? pair(cursor, column) : -1;
+#pragma unroll
+    for (int r = 0; r < kRounds; ++r) {
+      const int column = threadIdx.x / kOutputs;
+      cursor.output_pair[r] = column < kColumns ? pair(cursor, r * kColumns + column) : -1;
+    }
     return true;
   }
 };
 
 // A tile is 8 gate rows and the 8 up rows of the same indices.
-constexpr int kGateRows = Shared::kRows / 2;
+constexpr int kGateRows = 8;
 struct GateUpTiles : MoeTiles<kGateRows> {
   static constexpr bool kFollowsMoe = false;
+  static constexpr int kRowTiles = 2;
   const bf16* x;
   bf16* activation;
 
@@ -78,43 +85,53 @@ struct GateUpTiles : MoeTiles<kGateRows> {
     x1 = p1 < 0 ? nullptr : x + static_cast<size_t>(p1 / shape.top_k) * shape.hidden;
     return true;
   }
-  __device__ void finish(const Cursor& cursor, int tile, const Partial& partial) const {
-    if (cursor.output_pair < 0) return;
+  __device__ void finish(const Cursor& cursor, int tile, const Partial<kRowTiles>& partial) const {
+    if (cursor.output_pair[0] < 0) return;
     const int column = threadIdx.x / kGateRows, r = threadIdx.x % kGateRows;
     const float gate = skinny::total(partial, column, r);
     const float up = skinny::total(partial, column, r + kGateRows);
-    activation[static_cast<size_t>(cursor.output_pair) * shape.intermediate +
+    activation[static_cast<size_t>(cursor.output_pair[0]) * shape.intermediate +
                tile_in_item(cursor, tile) * kGateRows + r] = __float2bfloat16(silu(gate) * up);
   }
 };
 
-struct DownTiles : MoeTiles<Shared::kRows> {
+// More rows a tile where they are short, so that a tile's end weighs less.
+template <int kTheRowTiles>
+struct DownTiles : MoeTiles<8 * kTheRowTiles> {
+  using Base = MoeTiles<8 * kTheRowTiles>;
+  using Cursor = typename Base::Cursor;
   static constexpr bool kFollowsMoe = true;
+  static constexpr int kRowTiles = kTheRowTiles, kRows = 8 * kRowTiles;
   const bf16* activation;
   float* y;
 
-  __device__ const void* any() const { return weights.down; }
+  __device__ const void* any() const { return this->weights.down; }
   __device__ const bf16* row(Cursor& cursor, int tile, int r) const {
-    find(cursor, tile);
-    const int h = tile_in_item(cursor, tile) * Shared::kRows + r;
-    if (h >= shape.hidden) return nullptr;
-    return expert_matrix(weights.down, weights.down_stride, cursor.work.expert) +
-           static_cast<size_t>(h) * shape.intermediate;
+    this->find(cursor, tile);
+    const int h = this->tile_in_item(cursor, tile) * kRows + r;
+    if (h >= this->shape.hidden) return nullptr;
+    return expert_matrix(this->weights.down, this->weights.down_stride, cursor.work.expert) +
+           static_cast<size_t>(h) * this->shape.intermediate;
   }
   __device__ bool tokens(Cursor& cursor, int tile, int group, const bf16*& x0,
                          const bf16*& x1) const {
     int p0, p1;
-    if (!find_pairs(cursor, tile, group, p0, p1)) return false;
-    x0 = p0 < 0 ? nullptr : activation + static_cast<size_t>(p0) * shape.intermediate;
-    x1 = p1 < 0 ? nullptr : activation + static_cast<size_t>(p1) * shape.intermediate;
+    if (!this->find_pairs(cursor, tile, group, p0, p1)) return false;
+    const int I = this->shape.intermediate;
+    x0 = p0 < 0 ? nullptr : activation + static_cast<size_t>(p0) * I;
+    x1 = p1 < 0 ? nullptr : activation + static_cast<size_t>(p1) * I;
     return true;
   }
-  __device__ void finish(const Cursor& cursor, int tile, const Partial& partial) const {
-    const int column = threadIdx.x / Shared::kRows, r = threadIdx.x % Shared::kRows;
-    const int h = tile_in_item(cursor, tile) * Shared::kRows + r;
-    if (cursor.output_pair < 0 || h >= shape.hidden) return;
-    y[static_cast<size_t>(cursor.output_pair) * shape.hidden + h] =
-        skinny::total(partial, column, r);
+  __device__ void finish(const Cursor& cursor, int tile, const Partial<kRowTiles>& partial) const {
+    const int column = threadIdx.x / kRows, r = threadIdx.x % kRows;
+    const int h = this->tile_in_item(cursor, tile) * kRows + r;
+    if (h >= this->shape.hidden) return;
+#pragma unroll
+    for (int round = 0; round < Base::kRounds; ++round) {
+      if (cursor.output_pair[round] < 0) continue;
+      y[static_cast<size_t>(cursor.output_pair[round]) * this->shape.hidden + h] =
+          skinny::total(partial, round * Base::kColumns + column, r);
+    }
   }
 };
 
@@ -128,21 +145,22 @@ __global__ void __launch_bounds__(skinny::kThreads, skinny::kBlocksPerSm)
   if constexpr (!Tiles::kFollowsMoe) wait_for_previous();
   allow_next();
   const int num_tiles = *tiles.routing.num_work * tiles.tiles_per_item;
-  skinny::run<kRowTiles, kHalves, kSteps, /*kWaitAfterFill=*/Tiles::kFollowsMoe>(
+  skinny::run<Tiles::kRowTiles, kHalves, kSteps, /*kWaitAfterFill=*/Tiles::kFollowsMoe>(
       tiles, skinny::first_tile(num_tiles, blockIdx.x),
-      skinny::first_tile(num_tiles, blockIdx.x + 1), K, *reinterpret_cast<Shared*>(memory));
+      skinny::first_tile(num_tiles, blockIdx.x + 1), K,
+      *reinterpret_cast<skinny::Shared<Tiles::kRowTiles>*>(memory));
 }
 
 template <typename Tiles>
 void launch(const Tiles& tiles, int tokens, int K, const char* name, cudaStream_t stream) {
   const int most = max_work_items(tokens, tiles.shape) * tiles.tiles_per_item;
+  constexpr int kBytes = sizeof(skinny::Shared<Tiles::kRowTiles>);
   // An expert has no more pairs than there are tokens.
   skinny::with_shape(tokens, K, [&](auto halves, auto steps) {
     const auto kernel = moe_kernel<halves.value, steps.value, Tiles>;
-    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Shared)),
-          name);
-    launch_overlapped(name, kernel, skinny::grid_size(most), skinny::kThreads, sizeof(Shared),
-                      stream, tiles, K);
+    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes), name);
+    launch_overlapped(name, kernel, skinny::grid_size(most), skinny::kThreads, kBytes, stream,
+                      tiles, K);
   });
 }
 
@@ -162,9 +180,14 @@ void moe_skinny_down(const __nv_bfloat16* activation, int tokens, const MoeShape
                      const MoeWeights& weights, const Routing& routing, float* y,
                      cudaStream_t stream) {
   if (tokens == 0) return;
-  const int tiles = (shape.hidden + Shared::kRows - 1) / Shared::kRows;
-  launch(DownTiles{{weights, routing, shape, tiles}, activation, y}, tokens, shape.intermediate,
-         "moe_skinny_down", stream);
+  const auto run = [&](auto row_tiles) {
+    using Tiles = DownTiles<row_tiles.value>;
+    const int tiles = (shape.hidden + Tiles::kRows - 1) / Tiles::kRows;
+    launch(Tiles{{weights, routing, shape, tiles}, activation, y}, tokens, shape.intermediate,
+           "moe_skinny_down", stream);
+  };
+  if (shape.intermediate <= 256) return run(std::integral_constant<int, 4>{});
+  run(std::integral_constant<int, 2>{});
 }
 
 }  // namespace vamp::cuda

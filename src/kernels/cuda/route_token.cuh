@@ -24,14 +24,26 @@ __device__ void route_token(const float* logits, int E, int top_k, bool renormal
                             int* experts, float* weights) {
   const int lane = threadIdx.x % 32;
   uint32_t key[kPerLane];
-  uint32_t largest = 0;
 #pragma unroll
   for (int i = 0; i < kPerLane; ++i) {
     const int e = i * 32 + lane;
     key[i] = e < E && !(shared && e == 0) ? sort_key(logits[e]) : 0;
-    largest = max(largest, key[i]);
   }
-  const float most = sort_value(__reduce_max_sync(0xffffffffu, largest));
+  uint32_t best;  // of this lane's, and which it is
+  int at;
+  const auto find_best = [&] {
+    best = key[0];
+    at = 0;
+#pragma unroll
+    for (int i = 1; i < kPerLane; ++i) {
+      if (key[i] > best) {
+        best = key[i];
+        at = i;
+      }
+    }
+  };
+  find_best();
+  const float most = sort_value(__reduce_max_sync(0xffffffffu, best));
   float sum = 0;
   if (!renormalise) {
 #pragma unroll
@@ -43,21 +55,17 @@ __device__ void route_token(const float* logits, int E, int top_k, bool renormal
   int my_expert = 0;
   const int chosen = top_k - (shared ? 1 : 0);
   for (int k = 0; k < chosen; ++k) {
-    uint32_t best = 0;
-    int at = 0;
-#pragma unroll
-    for (int i = 0; i < kPerLane; ++i) {
-      if (key[i] > best) {
-        best = key[i];
-        at = i;
-      }
-    }
     const uint32_t winner = __reduce_max_sync(0xffffffffu, best);
     const auto expert = static_cast<int>(__reduce_min_sync(
         0xffffffffu, best == winner ? static_cast<uint32_t>(at * 32 + lane) : 0xffffffffu));
+    // One lane looks for its next; where that is short, all do, which spares the branch.
+    const bool won = expert % 32 == lane;
+    if (kPerLane <= 8 || won) {
 #pragma unroll
-    for (int i = 0; i < kPerLane; ++i)
-      if (i * 32 + lane == expert) key[i] = 0;
+      for (int i = 0; i < kPerLane; ++i)
+        if (won && i == at) key[i] = 0;
+      find_best();
+    }
     if (lane == k) {
       mine = __expf(sort_value(winner) - most);
       my_expert = expert;
