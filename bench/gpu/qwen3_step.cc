@@ -141,12 +141,29 @@ void Qwen3Step::step(cudaStream_t s, Op left_out) {
   run(kNormOp, 0, s);
   for (int l = 0; l < layers(); ++l) {
     for (int op = kQkvOp; op < kHeadOp; ++op) {
+      if (staged.stage && (op == kGateUpOp || op == kDownOp)) {
+        if (op == kGateUpOp) run_staged_experts(l, s);
+        continue;
+      }
       if (op == kGateUpOp && before_experts) before_experts(l, s);
       if (op != left_out) run(static_cast<Op>(op), l, s);
       if (op == kCombineOp && after_experts) after_experts(l, s);
     }
   }
   if (left_out != kHeadOp) run(kHeadOp, 0, s);
+}
+
+void Qwen3Step::run_staged_experts(int l, cudaStream_t s) {
+  routed_.record(s);
+  routed_.order(side_.get());
+  staged.stage(l, side_.get());
+  arrived_.record(side_.get());
+  for (const bool given_up : {false, true}) {
+    if (given_up) arrived_.order(s);
+    const ExpertPart part{staged.first(l), given_up};
+    moe_.gate_up(x_.get(), tokens_, experts(l), s, part);
+    moe_.down(tokens_, experts(l), s, part);
+  }
 }
 
 double Qwen3Step::bytes() const {

@@ -6,6 +6,7 @@
 
 #include "gpu/step_batch.h"
 #include "kernels/cuda/linear.h"
+#include "memory/cuda/cuda_handles.h"
 
 namespace vamp::cuda {
 
@@ -45,6 +46,13 @@ class Qwen3Step {
   void step(cudaStream_t s, Op left_out = kNone);
   // Called between a layer's routing and its experts' products, and after these.
   std::function<void(int layer, cudaStream_t s)> before_experts, after_experts;
+  // Instead: a layer's experts from *first(layer) on are brought by `stage` on another stream while
+  // the others' products run.
+  struct Staged {
+    std::function<const int32_t*(int layer)> first;
+    std::function<void(int layer, cudaStream_t s)> stage;
+  };
+  Staged staged;
   // One op of a layer.
   void run(Op op, int layer, cudaStream_t s);
 
@@ -72,6 +80,7 @@ class Qwen3Step {
   LinearPart router_part(int l) const;
   LinearPart head_part() const;
   void tune();
+  void run_staged_experts(int l, cudaStream_t s);
   void attention(int l, cudaStream_t s);
 
   std::vector<Layer> layers_;
@@ -86,6 +95,8 @@ class Qwen3Step {
   DeviceBuffer<__nv_bfloat16> head_, residual_, x_, qkv_, attention_;
   DeviceBuffer<float> router_logits_, vocab_, norm_, cos_sin_;
   int tokens_ = 0;
+  CudaStream side_;
+  CudaEvent routed_, arrived_;
 };
 
 }  // namespace vamp::cuda

@@ -4,6 +4,7 @@
 //
 //   region   an eager step; the copy engine brings every layer's whole region, a layer ahead
 //   gather   a captured graph; a kernel brings those that tokens chose, between router and experts
+//   beside   the same, while the products of the experts that are there run
 //
 //   gpu_staging_bench [PERCENT ...]      5 15 25
 //
@@ -141,6 +142,13 @@ void run(const std::vector<int>& percents) {
         const double bytes =
             static_cast<double>(gather.take_staged_bytes(nullptr)) / (kReplays + 3);
         report(routing, batch, percent, "gather", gathered, graph, bytes);
+        model.before_experts = {};
+        model.staged = {[&](int l) { return gather.first_given_up(l); },
+                        [&](int l, cudaStream_t s) {
+                          gather.gather(l, model.moe().routing().expert_start, s);
+                        }};
+        report(routing, batch, percent, "beside", graph_us(step, kReplays), graph, bytes);
+        model.staged = {};
         if (skew == 0) {
           model.before_experts = [&](int l, cudaStream_t s) { staging.wait(l, s); };
           model.after_experts = [&](int l, cudaStream_t s) { staging.release(l, s); };

@@ -103,7 +103,7 @@ class MoeBlock {
         logits[i] -= skew * std::log(static_cast<float>(i % E + 1));
       logits_ = DeviceBuffer<float>(logits);
     }
-    ints_ = DeviceBuffer<int>(2 * T * K + E + 2);
+    ints_ = DeviceBuffer<int>(2 * T * K + 2 * E + 3);
     weights_ = DeviceBuffer<float>(T * K);
     counts_ = DeviceBuffer<uint32_t>(E);
     work_ = DeviceBuffer<WorkItem>(static_cast<size_t>(max_work_items(max_tokens, shape)));
@@ -114,6 +114,7 @@ class MoeBlock {
     routing_.pairs = routing_.experts + T * K;
     routing_.expert_start = routing_.pairs + T * K;
     routing_.num_work = routing_.expert_start + E + 1;
+    routing_.work_start = routing_.num_work + 1;
     routing_.weights = weights_.get();
     routing_.work = work_.get();
   }
@@ -127,15 +128,16 @@ class MoeBlock {
     return kernels == ExpertKernels::kBest ? moe_takes_grouped(tokens, shape_)
                                            : kernels == ExpertKernels::kGrouped;
   }
-  void gate_up(const __nv_bfloat16* x, int tokens, const MoeWeights& w, cudaStream_t s) {
+  void gate_up(const __nv_bfloat16* x, int tokens, const MoeWeights& w, cudaStream_t s,
+               ExpertPart part = {}) {
     (grouped(tokens) ? moe_grouped_gate_up : moe_skinny_gate_up)(x, tokens, shape_, w, routing_,
-                                                                 activation_.get(), s);
+                                                                 activation_.get(), s, part);
   }
-  void down(int tokens, const MoeWeights& w, cudaStream_t s) {
+  void down(int tokens, const MoeWeights& w, cudaStream_t s, ExpertPart part = {}) {
     if (grouped(tokens))
-      moe_grouped_down(activation_.get(), tokens, shape_, w, routing_, y_.get(), s);
+      moe_grouped_down(activation_.get(), tokens, shape_, w, routing_, y_.get(), s, part);
     else
-      moe_skinny_down(activation_.get(), tokens, shape_, w, routing_, y32_.get(), s);
+      moe_skinny_down(activation_.get(), tokens, shape_, w, routing_, y32_.get(), s, part);
   }
   void combine(int tokens, __nv_bfloat16* residual, const NormWeight& norm, __nv_bfloat16* x,
                cudaStream_t s) {

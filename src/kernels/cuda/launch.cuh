@@ -41,6 +41,18 @@ void launch_overlapped_clusters(const char* name, void (*kernel)(Params...), dim
   check(cudaLaunchKernelEx(&config, kernel, std::forward<Args>(args)...), name);
 }
 
+// After all in front has ended, of which there may be more than one stream's.
+template <typename... Params, typename... Args>
+void launch_after_all(const char* name, void (*kernel)(Params...), dim3 grid, dim3 block,
+                      size_t shared_bytes, cudaStream_t stream, Args&&... args) {
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid;
+  config.blockDim = block;
+  config.dynamicSmemBytes = shared_bytes;
+  config.stream = stream;
+  check(cudaLaunchKernelEx(&config, kernel, std::forward<Args>(args)...), name);
+}
+
 template <typename... Params, typename... Args>
 void launch_overlapped(const char* name, void (*kernel)(Params...), dim3 grid, dim3 block,
                        size_t shared_bytes, cudaStream_t stream, Args&&... args) {

@@ -49,6 +49,7 @@ struct Problem {
   int experts, top_k;
   int rows;  // of the output: I or H
   int K;
+  ExpertPart part;
 };
 
 // One block's work: some rows of the output for some tokens.
@@ -65,11 +66,13 @@ __device__ int groups_of(int tokens) {
 // Fills first_group, by one warp; its last entry is the number of all groups.
 __device__ void count_groups(const Problem& problem, uint16_t* first_group) {
   const int lane = threadIdx.x % 32;
-  int before = 0;
+  int before = 0, first = 0, end = problem.experts;
+  if (problem.part.first) (problem.part.from ? first : end) = *problem.part.first;
   for (int base = 0; base < problem.experts; base += 32) {
     const int e = base + lane;
-    const int groups =
-        e < problem.experts ? groups_of(problem.expert_start[e + 1] - problem.expert_start[e]) : 0;
+    const int groups = e >= first && e < end
+                           ? groups_of(problem.expert_start[e + 1] - problem.expert_start[e])
+                           : 0;
     int sum = groups;
 #pragma unroll
     for (int offset = 1; offset < 32; offset <<= 1) {
@@ -411,7 +414,7 @@ __global__ void __launch_bounds__(kThreads, 1)
 template <bool kGateUp>
 void launch(const char* name, const void* matrices, size_t stride, int matrix_rows,
             const bf16* tokens_in, int num_tokens, const MoeShape& shape, const Routing& routing,
-            bf16* out, cudaStream_t stream) {
+            bf16* out, cudaStream_t stream, ExpertPart part) {
   const int rows = kGateUp ? shape.intermediate : shape.hidden;
   const int K = kGateUp ? shape.hidden : shape.intermediate;
   const int pairs = num_tokens * shape.top_k;
@@ -426,7 +429,8 @@ void launch(const char* name, const void* matrices, size_t stride, int matrix_ro
           ? weights
           : bf16_tensor_map(tokens_in, K, pairs, 1, static_cast<size_t>(pairs) * K * 2, kBoxTokens);
   const Problem problem{
-      tokens_in, out, routing.expert_start, routing.pairs, shape.experts, shape.top_k, rows, K};
+      tokens_in, out, routing.expert_start, routing.pairs, shape.experts, shape.top_k, rows,
+      K,         part};
   const int groups = pairs / kTokens + std::min(pairs, shape.experts);
   const int tiles = groups * ((rows + kRowsPerTile<kGateUp> - 1) / kRowsPerTile<kGateUp>);
   int device = 0, sms = 0;
@@ -435,24 +439,29 @@ void launch(const char* name, const void* matrices, size_t stride, int matrix_ro
   const auto kernel = grouped_kernel<kGateUp>;
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Shared)),
         name);
-  launch_overlapped(name, kernel, std::min(sms, tiles), kThreads, sizeof(Shared), stream, weights,
-                    tokens, problem);
+  const int blocks = std::min(sms, tiles);
+  if (kGateUp && part.from)
+    launch_after_all(name, kernel, blocks, kThreads, sizeof(Shared), stream, weights, tokens,
+                     problem);
+  else
+    launch_overlapped(name, kernel, blocks, kThreads, sizeof(Shared), stream, weights, tokens,
+                      problem);
 }
 
 }  // namespace
 
 void moe_grouped_gate_up(const bf16* x, int tokens, const MoeShape& shape,
                          const MoeWeights& weights, const Routing& routing, bf16* activation,
-                         cudaStream_t stream) {
+                         cudaStream_t stream, ExpertPart part) {
   launch<true>("moe_grouped_gate_up", weights.gate_up, weights.gate_up_stride,
-               2 * shape.intermediate, x, tokens, shape, routing, activation, stream);
+               2 * shape.intermediate, x, tokens, shape, routing, activation, stream, part);
 }
 
 void moe_grouped_down(const bf16* activation, int tokens, const MoeShape& shape,
                       const MoeWeights& weights, const Routing& routing, bf16* y,
-                      cudaStream_t stream) {
+                      cudaStream_t stream, ExpertPart part) {
   launch<false>("moe_grouped_down", weights.down, weights.down_stride, shape.hidden, activation,
-                tokens, shape, routing, y, stream);
+                tokens, shape, routing, y, stream, part);
 }
 
 }  // namespace vamp::cuda

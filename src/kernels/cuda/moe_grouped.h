@@ -20,16 +20,17 @@ inline bool moe_takes_grouped(int tokens, const MoeShape& shape) {
 //   x [tokens, H], activation [tokens * top_k, I], bf16; weights bf16; sums in f32. H and I
 //   multiples of 8, expert strides of 16 bytes. Weights of experts that no token chose are not
 //   read. Asynchronous, capturable.
+// `part`: as in moe_skinny_gate_up.
 void moe_grouped_gate_up(const __nv_bfloat16* x, int tokens, const MoeShape& shape,
                          const MoeWeights& weights, const Routing& routing,
-                         __nv_bfloat16* activation, cudaStream_t stream);
+                         __nv_bfloat16* activation, cudaStream_t stream, ExpertPart part = {});
 
 // y[pair] = activation[p] down[expert]ᵀ of pair routing.pairs[p]:  y [tokens * top_k, H] bf16. Must
 // be the launch right after moe_grouped_gate_up on the stream: its reading of weights begins while
 // that one ends.
 void moe_grouped_down(const __nv_bfloat16* activation, int tokens, const MoeShape& shape,
                       const MoeWeights& weights, const Routing& routing, __nv_bfloat16* y,
-                      cudaStream_t stream);
+                      cudaStream_t stream, ExpertPart part = {});
 
 // residual[t] += sum over a token's slots, in order, of weight * y[pair], in f32 until the end;
 // out[t] = norm(residual[t]) unless out is null. hidden a multiple of 8, at most 8192.

@@ -68,6 +68,7 @@ __device__ void write_lists(const Routing& out, int E, int count, const Scan& sc
   const int e = threadIdx.x;
   if (e >= E) return;
   out.expert_start[e] = scan.first_pair;
+  if (out.work_start) out.work_start[e] = scan.first_item;
   const int items = (count + kRoutingWorkTokens - 1) / kRoutingWorkTokens;
   for (int i = 0; i < items; ++i)
     out.work[scan.first_item + i] = {e, scan.first_pair + i * kRoutingWorkTokens,
@@ -75,6 +76,7 @@ __device__ void write_lists(const Routing& out, int E, int count, const Scan& sc
   if (e == E - 1) {
     out.expert_start[E] = scan.first_pair + count;
     *out.num_work = scan.first_item + items;
+    if (out.work_start) out.work_start[E] = scan.first_item + items;
   }
   if (out.expert_counts) out.expert_counts[e] += count;
 }

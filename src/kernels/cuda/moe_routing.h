@@ -20,7 +20,15 @@ inline constexpr int kRoutingWorkTokens = 16;
 struct Routing : MoeRouting {
   WorkItem* work = nullptr;           // [max_work_items()], by expert
   int32_t* num_work = nullptr;        // [1]
+  int32_t* work_start = nullptr;      // [E + 1] each expert's first work item, or null
   uint32_t* expert_counts = nullptr;  // [E] running totals over steps, or null
+};
+
+// A part of a layer's experts, for products that run while the others are still being staged: those
+// below *first, or those from it on; all where it is null. Needs Routing::work_start.
+struct ExpertPart {
+  const int32_t* first = nullptr;  // on the device
+  bool from = false;
 };
 
 // Most work items that `tokens` tokens can give.

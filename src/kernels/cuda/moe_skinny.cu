@@ -28,6 +28,7 @@ struct MoeTiles {
   Routing routing;
   MoeShape shape;
   int tiles_per_item;
+  ExpertPart part;
 
   struct Cursor {
     int index = -1;
@@ -144,23 +145,34 @@ __global__ void __launch_bounds__(skinny::kThreads, skinny::kBlocksPerSm)
   // pipeline at once and waits for the activations alone.
   if constexpr (!Tiles::kFollowsMoe) wait_for_previous();
   allow_next();
-  const int num_tiles = *tiles.routing.num_work * tiles.tiles_per_item;
+  int first_item = 0, num_items = *tiles.routing.num_work;
+  if (tiles.part.first) {
+    const int middle = tiles.routing.work_start[*tiles.part.first];
+    first_item = tiles.part.from ? middle : 0;
+    num_items = tiles.part.from ? num_items - middle : middle;
+  }
+  const int first_tile = first_item * tiles.tiles_per_item;
+  const int num_tiles = num_items * tiles.tiles_per_item;
   skinny::run<Tiles::kRowTiles, kHalves, kSteps, /*kWaitAfterFill=*/Tiles::kFollowsMoe>(
-      tiles, skinny::first_tile(num_tiles, blockIdx.x),
-      skinny::first_tile(num_tiles, blockIdx.x + 1), K,
+      tiles, first_tile + skinny::first_tile(num_tiles, blockIdx.x),
+      first_tile + skinny::first_tile(num_tiles, blockIdx.x + 1), K,
       *reinterpret_cast<skinny::Shared<Tiles::kRowTiles>*>(memory));
 }
 
 template <typename Tiles>
 void launch(const Tiles& tiles, int tokens, int K, const char* name, cudaStream_t stream) {
+  VAMP_CHECK(!tiles.part.first || tiles.routing.work_start, "{}: a part without work_start", name);
   const int most = max_work_items(tokens, tiles.shape) * tiles.tiles_per_item;
   constexpr int kBytes = sizeof(skinny::Shared<Tiles::kRowTiles>);
   // An expert has no more pairs than there are tokens.
   skinny::with_shape(tokens, K, [&](auto halves, auto steps) {
     const auto kernel = moe_kernel<halves.value, steps.value, Tiles>;
     check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes), name);
-    launch_overlapped(name, kernel, skinny::grid_size(most), skinny::kThreads, kBytes, stream,
-                      tiles, K);
+    const int blocks = skinny::grid_size(most);
+    if (!Tiles::kFollowsMoe && tiles.part.from)
+      launch_after_all(name, kernel, blocks, skinny::kThreads, kBytes, stream, tiles, K);
+    else
+      launch_overlapped(name, kernel, blocks, skinny::kThreads, kBytes, stream, tiles, K);
   });
 }
 
@@ -168,22 +180,23 @@ void launch(const Tiles& tiles, int tokens, int K, const char* name, cudaStream_
 
 void moe_skinny_gate_up(const __nv_bfloat16* x, int tokens, const MoeShape& shape,
                         const MoeWeights& weights, const Routing& routing,
-                        __nv_bfloat16* activation, cudaStream_t stream) {
+                        __nv_bfloat16* activation, cudaStream_t stream, ExpertPart part) {
   VAMP_CHECK(shape.intermediate % 8 == 0 && shape.hidden % 8 == 0 && weights.dtype == DType::kBf16,
              "moe_skinny: hidden {}, intermediate {}", shape.hidden, shape.intermediate);
   if (tokens == 0) return;
-  launch(GateUpTiles{{weights, routing, shape, shape.intermediate / kGateRows}, x, activation},
-         tokens, shape.hidden, "moe_skinny_gate_up", stream);
+  launch(
+      GateUpTiles{{weights, routing, shape, shape.intermediate / kGateRows, part}, x, activation},
+      tokens, shape.hidden, "moe_skinny_gate_up", stream);
 }
 
 void moe_skinny_down(const __nv_bfloat16* activation, int tokens, const MoeShape& shape,
                      const MoeWeights& weights, const Routing& routing, float* y,
-                     cudaStream_t stream) {
+                     cudaStream_t stream, ExpertPart part) {
   if (tokens == 0) return;
   const auto run = [&](auto row_tiles) {
     using Tiles = DownTiles<row_tiles.value>;
     const int tiles = (shape.hidden + Tiles::kRows - 1) / Tiles::kRows;
-    launch(Tiles{{weights, routing, shape, tiles}, activation, y}, tokens, shape.intermediate,
+    launch(Tiles{{weights, routing, shape, tiles, part}, activation, y}, tokens, shape.intermediate,
            "moe_skinny_down", stream);
   };
   if (shape.intermediate <= 256) return run(std::integral_constant<int, 4>{});

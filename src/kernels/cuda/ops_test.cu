@@ -96,7 +96,7 @@ INSTANTIATE_TEST_SUITE_P(Shapes, LinearSkinny,
                                          LinearCase{5, 1, 8}));
 
 struct RoutingBuffers {
-  DeviceBuffer<int> experts, pairs, start, num_work;
+  DeviceBuffer<int> experts, pairs, start, num_work, work_start;
   DeviceBuffer<WorkItem> work;
   DeviceBuffer<float> weights;
   DeviceBuffer<uint32_t> counts;
@@ -105,6 +105,7 @@ struct RoutingBuffers {
         pairs(std::max(1, T * top_k)),
         start(E + 1),
         num_work(1),
+        work_start(E + 1),
         work(max_work_items(T, {E, top_k, 0, 0}) + 1),
         weights(std::max(1, T * top_k)),
         counts(E) {
@@ -118,6 +119,7 @@ struct RoutingBuffers {
     r.pairs = pairs.get();
     r.work = work.get();
     r.num_work = num_work.get();
+    r.work_start = work_start.get();
     r.expert_counts = counts.get();
     return r;
   }
@@ -189,6 +191,12 @@ TEST_P(Route, MatchesHost) {
     ASSERT_EQ(counts[e], 2 * by_expert[e].size()) << "counts add up over calls";
   }
   ASSERT_EQ(start[c.E], at);
+  const auto work_start = buffers.work_start.to_host();
+  for (int e = 0, item = 0; e <= c.E; ++e) {
+    ASSERT_EQ(work_start[e], item) << "expert " << e;
+    if (e < c.E)
+      item += (static_cast<int>(by_expert[e].size()) + kRoutingWorkTokens - 1) / kRoutingWorkTokens;
+  }
   ASSERT_EQ(buffers.num_work.to_host()[0], static_cast<int>(items));
 }
 INSTANTIATE_TEST_SUITE_P(
@@ -237,7 +245,19 @@ TEST_P(MoeSkinny, MatchesHost) {
   route(dlogits.get(), routing, c.T, c.E, c.top_k, true, nullptr);
   moe_skinny_gate_up(dx.get(), c.T, shape, weights, routing, activation.get(), nullptr);
   moe_skinny_down(activation.get(), c.T, shape, weights, routing, y.get(), nullptr);
+  const std::vector<float> together = y.to_host();
   moe_combine_rms_norm(y.get(), c.T, shape, routing, dresidual.get(), {}, nullptr, nullptr);
+  for (const int first : {0, c.E / 2, c.E}) {  // in two parts: the same bits
+    const DeviceBuffer<int32_t> border(std::vector<int32_t>{first});
+    check(cudaMemset(y.get(), 0xff, y.size() * 4), "poison");
+    for (const bool from : {true, false}) {
+      moe_skinny_gate_up(dx.get(), c.T, shape, weights, routing, activation.get(), nullptr,
+                         {border.get(), from});
+      moe_skinny_down(activation.get(), c.T, shape, weights, routing, y.get(), nullptr,
+                      {border.get(), from});
+    }
+    ASSERT_EQ(y.to_host(), together) << first;
+  }
   const auto experts = buffers.experts.to_host();
   const auto w = buffers.weights.to_host();
   const auto act = activation.to_host();

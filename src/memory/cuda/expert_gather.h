@@ -33,6 +33,9 @@ class ExpertGather {
   // 1], device memory), which is how the router leaves those that some token chose.
   void gather(int moe_layer, const int32_t* expert_start, cudaStream_t stream);
 
+  // Where the device reads which of a layer's experts is the first given up ([1], device memory).
+  const int32_t* first_given_up(int moe_layer) const { return first_given_up_.get() + moe_layer; }
+
   // Bytes copied since the last call; waits for `stream`.
   size_t take_staged_bytes(cudaStream_t stream);
 
