@@ -1,7 +1,12 @@
 // For the tests of the CUDA ops.
 #pragma once
 
+#include <cuda_bf16.h>
+
+#include <algorithm>
+
 #include "kernels/cuda/device_buffer.h"
+#include "kernels/cuda/moe_routing.h"
 #include "kernels/test_support.h"
 
 namespace vamp::cuda {
@@ -32,6 +37,38 @@ class OnDevice {
   DeviceBuffer<char> buffer_;
 };
 
+// What route() fills, for at most T tokens.
+struct RoutingBuffers {
+  DeviceBuffer<int> experts, pairs, start, num_work, work_start;
+  DeviceBuffer<WorkItem> work;
+  DeviceBuffer<float> weights;
+  DeviceBuffer<uint32_t> counts;
+  RoutingBuffers(int T, int E, int top_k)
+      : experts(pairs_of(T, top_k)),
+        pairs(pairs_of(T, top_k)),
+        start(static_cast<size_t>(E) + 1),
+        num_work(1),
+        work_start(static_cast<size_t>(E) + 1),
+        work(static_cast<size_t>(max_work_items(T, {E, top_k, 0, 0})) + 1),
+        weights(pairs_of(T, top_k)),
+        counts(static_cast<size_t>(E)) {
+    check(cudaMemset(counts.get(), 0, counts.size() * 4), "clearing counts");
+  }
+  static size_t pairs_of(int T, int top_k) { return static_cast<size_t>(std::max(1, T * top_k)); }
+  Routing view() const {
+    Routing r;
+    r.experts = experts.get();
+    r.weights = weights.get();
+    r.expert_start = start.get();
+    r.pairs = pairs.get();
+    r.work = work.get();
+    r.num_work = num_work.get();
+    r.work_start = work_start.get();
+    r.expert_counts = counts.get();
+    return r;
+  }
+};
+
 // Gated DeltaNet's states as the device has them from states as the CPU has them, or back.
 inline test::Tensor transposed(const test::Tensor& states, int dim) {
   test::Tensor out(DType::kF32, states.size());
@@ -39,6 +76,31 @@ inline test::Tensor transposed(const test::Tensor& states, int dim) {
   for (size_t i = 0; i < states.size(); ++i)
     out.set(i / (D * D) * D * D + i % D * D + i / D % D, states[i]);
   return out;
+}
+
+inline test::Tensor widened(const test::Tensor& t) {
+  test::Tensor out(DType::kF32, t.size());
+  for (size_t i = 0; i < t.size(); ++i) out.set(i, t[i]);
+  return out;
+}
+// Values that show when something was left unwritten.
+inline test::Tensor poison(DType type, size_t size) {
+  return test::Tensor(type, std::vector<float>(size, 1e30f));
+}
+
+inline std::unique_ptr<Ops> cpu() {
+  return make_cpu_ops({.threads = 0, .activation = DType::kF32, .isa = {}});
+}
+
+// `roundings` values of size `scale` were rounded to bf16 (2^-9 each) on the way.
+inline void expect_near(const test::Tensor& got, const test::Tensor& want, int roundings,
+                        float scale) {
+  ASSERT_EQ(got.size(), want.size());
+  for (size_t i = 0; i < got.size(); ++i) {
+    ASSERT_NEAR(got[i], want[i],
+                static_cast<float>(roundings) * 0x1p-9f * (std::abs(want[i]) + scale))
+        << "at " << i;
+  }
 }
 
 }  // namespace vamp::cuda

@@ -225,24 +225,12 @@ struct Launcher {
           "decode_attention's cluster size");
     return kernel;
   }
-  // Clusters of so many blocks that the device runs at a time. Their multiprocessors must be
-  // neighbours, so it is fewer than the blocks that fit.
+  // Clusters of so many blocks that run at a time.
   static int clusters_at_a_time(int pieces) {
     static std::array<std::atomic<int>, kMaxPieces + 1> known{};
     if (const int clusters = known[pieces]) return clusters;
-    cudaLaunchAttribute cluster{};
-    cluster.id = cudaLaunchAttributeClusterDimension;
-    cluster.val.clusterDim.x = static_cast<unsigned>(pieces);
-    cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
-    cudaLaunchConfig_t config{};
-    config.gridDim = dim3(static_cast<unsigned>(pieces));
-    config.blockDim = dim3(kWarps * 32);
-    config.dynamicSmemBytes = kBytes;
-    config.attrs = &cluster;
-    config.numAttrs = 1;
-    int clusters = 0;
-    check(cudaOccupancyMaxActiveClusters(&clusters, kernel(), &config),
-          "asking for decode_attention's clusters");
+    const int clusters = max_active_clusters("asking for decode_attention's clusters", kernel(),
+                                             pieces, kWarps * 32, kBytes);
     known[pieces] = clusters;
     return clusters;
   }

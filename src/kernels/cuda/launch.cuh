@@ -60,4 +60,24 @@ void launch_overlapped(const char* name, void (*kernel)(Params...), dim3 grid, d
                              std::forward<Args>(args)...);
 }
 
+// How many clusters of so many blocks the device runs at a time. Their multiprocessors must be
+// neighbours, so it is fewer than the blocks that fit.
+template <typename... Params>
+int max_active_clusters(const char* name, void (*kernel)(Params...), int cluster_x, int threads,
+                        size_t shared_bytes) {
+  cudaLaunchAttribute cluster{};
+  cluster.id = cudaLaunchAttributeClusterDimension;
+  cluster.val.clusterDim.x = static_cast<unsigned>(cluster_x);
+  cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(cluster_x));
+  config.blockDim = dim3(static_cast<unsigned>(threads));
+  config.dynamicSmemBytes = shared_bytes;
+  config.attrs = &cluster;
+  config.numAttrs = 1;
+  int clusters = 0;
+  check(cudaOccupancyMaxActiveClusters(&clusters, kernel, &config), name);
+  return clusters;
+}
+
 }  // namespace vamp::cuda

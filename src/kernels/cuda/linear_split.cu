@@ -227,19 +227,8 @@ struct Launcher {
   static int clusters_at_a_time(int split) {
     static std::array<std::atomic<int>, kMaxSplit + 1> known{};
     if (const int clusters = known[static_cast<size_t>(split)]) return clusters;
-    cudaLaunchAttribute cluster{};
-    cluster.id = cudaLaunchAttributeClusterDimension;
-    cluster.val.clusterDim.x = static_cast<unsigned>(split);
-    cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
-    cudaLaunchConfig_t config{};
-    config.gridDim = dim3(static_cast<unsigned>(split));
-    config.blockDim = dim3(S::kThreads);
-    config.dynamicSmemBytes = kBytes;
-    config.attrs = &cluster;
-    config.numAttrs = 1;
-    int clusters = 0;
-    check(cudaOccupancyMaxActiveClusters(&clusters, kernel(), &config),
-          "asking for linear_split's clusters");
+    const int clusters = max_active_clusters("asking for linear_split's clusters", kernel(), split,
+                                             S::kThreads, kBytes);
     known[static_cast<size_t>(split)] = clusters;
     return clusters;
   }
