@@ -21,7 +21,7 @@ using test::Tokens;
 using ::testing::HasSubstr;
 
 #ifdef VAMP_SANITIZED
-constexpr int kSeeds = 3, kFailureStride = 17;
+constexpr int kSeeds = 3, kFailureStride = 9;
 #else
 constexpr int kSeeds = 12, kFailureStride = 1;
 #endif

@@ -98,9 +98,9 @@ StagingStats LatencyModel::stage_activated(const LayerTimes& times, double token
     const int tail = std::min(out * layout_.shards_per_group, routing_.experts());
     const double chosen = routing_.distinct(tokens, tail);
     const Micros gather = chosen * shard_bytes_ / (machine_.gather_gbps * 1e3);
-    // The resident experts' products run meanwhile.
+    // The resident experts' products run meanwhile, and both take longer.
     const Micros resident = times.moe * (1 - chosen / distinct);
-    stats.stall += std::max(0.0, gather - resident);
+    stats.stall += std::max(0.0, gather - machine_.gather_hidden * resident);
     bytes += chosen * shard_bytes_;
   }
   stats.staged_bytes = stats.activated_bytes = static_cast<size_t>(bytes);

@@ -18,6 +18,7 @@ struct MachineProfile {
   double link_up_gbps = 55;       // host to device, copy engine
   double link_down_gbps = 55;
   double gather_gbps = 51;         // host to device, by a kernel that reads host memory
+  double gather_hidden = 0.35;     // of the products that run beside it: each slows the other
   Micros layer_overhead = 50;      // launches and gaps of one layer
   Micros step_overhead = 300;      // of one step: plan, sampling, result
   Micros handle_move = 74;         // taking one handle from one owner to the other
