@@ -2,6 +2,8 @@
 
 #include <signal.h>
 
+#include "text/json_depth.h"
+
 namespace vamp {
 namespace {
 
@@ -46,8 +48,9 @@ void parse_tool_arguments(ChatJson& messages) {
       if (!function.contains("arguments") || function["arguments"].is_null()) {
         function["arguments"] = ChatJson::object();
       } else if (function["arguments"].is_string()) {
-        ChatJson parsed =
-            ChatJson::parse(function["arguments"].get_ref<const std::string&>(), nullptr, false);
+        const auto& text = function["arguments"].get_ref<const std::string&>();
+        if (nested_deeper_than(text, kMostArgumentDepth)) continue;
+        ChatJson parsed = ChatJson::parse(text, nullptr, false);
         if (!parsed.is_discarded()) function["arguments"] = std::move(parsed);
       }
     }
@@ -90,19 +93,39 @@ void ChatRenderer::fail(ChildProcess::Outcome outcome) {
 }
 
 std::string ChatRenderer::render(const ChatPrompt& prompt) {
+  return ask(render_request(prompt));
+}
+
+ChatJson render_request(const ChatPrompt& prompt) {
   if (!prompt.messages.is_array() || !prompt.variables.is_object()) {
     throw TemplateError("messages must be a list, and chat_template_kwargs an object");
   }
   if (prompt.add_generation_prompt && prompt.continue_final_message) {
     throw TemplateError("add_generation_prompt and continue_final_message exclude each other");
   }
-  return ask({{"template", prompt.chat_template},
-              {"messages", prompt.messages},
-              {"tools", prompt.tools},
-              {"documents", prompt.documents},
-              {"variables", prompt.variables},
-              {"add_generation_prompt", prompt.add_generation_prompt},
-              {"continue_final_message", prompt.continue_final_message}});
+  return {{"template", prompt.chat_template},
+          {"messages", prompt.messages},
+          {"tools", prompt.tools},
+          {"documents", prompt.documents},
+          {"variables", prompt.variables},
+          {"add_generation_prompt", prompt.add_generation_prompt},
+          {"continue_final_message", prompt.continue_final_message}};
+}
+
+std::string render_request_text(ChatJson request, const ChatRendererOptions& options) {
+  request["cpu_seconds"] = options.cpu_seconds;
+  request["output_limit"] = options.output_characters;
+  std::string text;
+  try {
+    text = request.dump();
+  } catch (const ChatJson::exception&) {
+    throw TemplateError("the chat template is not UTF-8 text");  // what JSON brings always is
+  }
+  if (text.size() > options.input_bytes) {
+    throw TemplateError("the conversation has {}, the limit is {}", format_bytes(text.size()),
+                        format_bytes(options.input_bytes));
+  }
+  return text;
 }
 
 void ChatRenderer::check(const std::string& chat_template) {
@@ -110,18 +133,7 @@ void ChatRenderer::check(const std::string& chat_template) {
 }
 
 std::string ChatRenderer::ask(ChatJson request) {
-  request["cpu_seconds"] = options_.cpu_seconds;
-  request["output_limit"] = options_.output_characters;
-  std::string text;
-  try {
-    text = request.dump();
-  } catch (const ChatJson::exception&) {
-    throw TemplateError("the chat template is not UTF-8 text");  // what JSON brings always is
-  }
-  if (text.size() > options_.input_bytes) {
-    throw TemplateError("the conversation has {}, the limit is {}", format_bytes(text.size()),
-                        format_bytes(options_.input_bytes));
-  }
+  const std::string text = render_request_text(std::move(request), options_);
   const std::lock_guard lock(mutex_);
   if (!process_) start();
   std::string reply;

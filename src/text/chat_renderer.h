@@ -49,11 +49,16 @@ struct ChatPrompt {
 // "default". Throws Error when the model has none.
 const std::string& choose_chat_template(const TokenizerConfig& config, bool has_tools);
 
+// What the child process is asked for this prompt, and that as the text it gets. Throw
+// TemplateError.
+ChatJson render_request(const ChatPrompt& prompt);
+std::string render_request_text(ChatJson request, const ChatRendererOptions& options);
+
 // bos_token and its kin as the variables that templates expect.
 ChatJson special_token_variables(const TokenizerConfig& config);
 
 // The arguments of tool calls, which come as JSON text, as objects: what templates expect. Text
-// that is no JSON stays as it is.
+// that is no JSON, or nested too deeply, stays as it is.
 void parse_tool_arguments(ChatJson& messages);
 
 // Owns the child process: started with the first rendering, started anew after it was ended for

@@ -2,6 +2,8 @@
 
 #include <cmath>
 
+#include "text/json_depth.h"
+
 namespace vamp {
 namespace {
 
@@ -14,33 +16,10 @@ std::string shown(const Json& value) {
   return Json::parse(dump(Json(text))).get<std::string>();
 }
 
-// Nested values are taken apart by recursion later: too deep a nest would overflow the stack.
-bool deeper_than(std::string_view text, int limit) {
-  int depth = 0;
-  bool quoted = false;
-  for (size_t i = 0; i < text.size(); ++i) {
-    const char c = text[i];
-    if (quoted) {
-      if (c == '\\') {
-        ++i;
-      } else if (c == '"') {
-        quoted = false;
-      }
-    } else if (c == '"') {
-      quoted = true;
-    } else if (c == '[' || c == '{') {
-      if (++depth > limit) return true;
-    } else if (c == ']' || c == '}') {
-      --depth;
-    }
-  }
-  return false;
-}
-
 }  // namespace
 
 Json parse_body(std::string_view body, int max_depth) {
-  if (deeper_than(body, max_depth)) {
+  if (nested_deeper_than(body, max_depth)) {
     throw ApiError(
         400, fmt::format("the body is nested more than {} deep (--max-json-depth)", max_depth));
   }

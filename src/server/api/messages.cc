@@ -4,6 +4,7 @@
 #include "server/api/request_common.h"
 #include "server/api/routes.h"
 #include "server/api/run_generation.h"
+#include "text/json_depth.h"
 
 namespace vamp {
 namespace {
@@ -24,7 +25,8 @@ Json block_json(const ContentBlock& block, bool empty) {
     case ContentBlock::Kind::kToolCall:
       break;
   }
-  Json input = Json::parse(text, nullptr, false);
+  Json input = Json::object();
+  if (!nested_deeper_than(text, kMostArgumentDepth)) input = Json::parse(text, nullptr, false);
   if (!input.is_object()) input = Json::object();
   return {{"type", "tool_use"}, {"id", block.call_id}, {"name", block.name}, {"input", input}};
 }
