@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "cli/commands.h"
+#include "cli/exit_deadline.h"
 #include "cli/interrupt.h"
 #include "cli/model_path.h"
 #include "cli/serve_flags.h"
@@ -17,6 +18,7 @@ namespace vamp {
 namespace {
 
 constexpr auto kSignalPoll = std::chrono::milliseconds(50);
+constexpr auto kStopLimit = std::chrono::seconds(5);  // behind --drain-timeout
 
 // What the pool can hold and the model was made for, unless --max-model-len says less.
 int resolve_max_model_len(int asked, const ModelConfig& model, const MemoryLayout& layout) {
@@ -139,6 +141,7 @@ void run_serve(ServeFlags flags, CommandContext& context) {
 
   const std::string chat_template = options.chat_template;
   InterruptWatch interrupt({SIGINT, SIGTERM});
+  ExitDeadline deadline;
   const std::unique_ptr<KvEventPublisher> publisher = make_publisher(events);
   Server server(std::move(options),
                 [&] { return load_model(flags, setup, config, chat_template, publisher.get()); });
@@ -152,6 +155,7 @@ void run_serve(ServeFlags flags, CommandContext& context) {
   while (!interrupt.requested()) std::this_thread::sleep_for(kSignalPoll);
   spdlog::info("shutting down: {} s for requests under way", flags.server.drain_seconds);
   server.shut_down([] { return false; });
+  deadline.arm(kStopLimit, "the engine");
 }
 
 }  // namespace

@@ -76,6 +76,9 @@ void add_http_flags(CLI::App& command, ServeFlags& flags) {
       ->check(count_from(0));
   command.add_option("--max-body-bytes", flags.max_body, "of a request (default 64MiB)");
   command.add_option("--max-header-bytes", flags.max_header, "of a request (default 64KiB)");
+  command.add_option("--max-stream-backlog-bytes", flags.max_backlog,
+                     "of a stream, waiting for a client that reads too slowly; beyond, it is cut "
+                     "off (default 4MiB)");
   command
       .add_option("--max-json-depth", server.max_json_depth,
                   "nesting of a request's JSON (default 128)")
@@ -204,6 +207,7 @@ ServerOptions finish_server_flags(const ServeFlags& flags, const std::string& en
   ServerOptions out = flags.server;
   read_size("--max-body-bytes", flags.max_body, out.http.max_body_bytes);
   read_size("--max-header-bytes", flags.max_header, out.http.max_header_bytes);
+  read_size("--max-stream-backlog-bytes", flags.max_backlog, out.max_stream_backlog_bytes);
   if (out.http.max_header_bytes < 1024 || out.http.max_header_bytes > 64 * kMiB)
     throw Error("--max-header-bytes {}: use 1KiB to 64MiB", flags.max_header);
   read_size("--max-grammar-bytes", flags.max_grammar, out.grammar.source_bytes);

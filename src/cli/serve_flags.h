@@ -18,7 +18,7 @@ struct ServeFlags {
   std::string generation_config = "auto";
   std::string api_key_file, config, kv_events;
   std::vector<std::string> api_keys;
-  std::string max_body, max_header, max_grammar, grammar_cache;
+  std::string max_body, max_header, max_backlog, max_grammar, grammar_cache;
   double sim_step_ms = 0;
   bool enforce_eager = false;
 };

@@ -197,8 +197,8 @@ TEST_F(ServeTest, NumbersHaveLimits) {
                            "--idle-timeout", "--max-schema-values"}) {
     refused(flag, "0");
   }
-  for (const char* flag :
-       {"--max-body-bytes", "--max-header-bytes", "--max-grammar-bytes", "--grammar-cache-bytes"}) {
+  for (const char* flag : {"--max-body-bytes", "--max-header-bytes", "--max-stream-backlog-bytes",
+                           "--max-grammar-bytes", "--grammar-cache-bytes"}) {
     for (const char* value : {"0", "-1", "nan", "lots"}) refused(flag, value);
   }
 }

@@ -2,6 +2,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include "text/chat_renderer.h"
+
 namespace vamp {
 namespace {
 
@@ -74,6 +76,14 @@ HttpResponse ApiError::response() const {
 
 HttpResponse ApiError::anthropic_response() const {
   return with_body(anthropic_json());
+}
+
+ApiError api_error_of(const std::exception& error) {
+  if (const auto* known = dynamic_cast<const ApiError*>(&error)) return *known;
+  if (dynamic_cast<const TemplateError*>(&error)) return ApiError(400, error.what(), "messages");
+  if (dynamic_cast<const Error*>(&error)) return ApiError(400, error.what());
+  if (dynamic_cast<const std::bad_alloc*>(&error)) return ApiError(500, "out of memory");
+  return ApiError(500, error.what());
 }
 
 }  // namespace vamp

@@ -36,6 +36,9 @@ class ApiError : public std::runtime_error {
   int retry_after_;
 };
 
+// Whatever was thrown, as what the client is told.
+ApiError api_error_of(const std::exception& error);
+
 // A field of the request's body that is not what it should be.
 template <typename... Args>
 [[noreturn]] void bad_field(const std::string& field, fmt::format_string<Args...> format,

@@ -4,7 +4,9 @@
 
 #include <atomic>
 #include <boost/asio/any_io_executor.hpp>
+#include <exception>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -30,17 +32,31 @@ struct EngineEvent {
   std::string error;                          // finished with kError
   bool refused = false;                       // it never ran: the request's own fault
   RequestStats stats;
+
+  size_t bytes() const {
+    return sizeof(*this) + error.size() + top_logprobs.size() * sizeof(top_logprobs[0]);
+  }
 };
 
 // Where events arrive. Filled and read on one io thread only.
 struct EventQueue {
   std::vector<EngineEvent> events;
-  std::function<void()> waiter;  // called once, when there are events
+  size_t bytes = 0;   // of `events`
+  bool lost = false;  // there was no memory for one
+  size_t most_bytes = std::numeric_limits<size_t>::max();
+  std::function<void()> waiter;    // called once, when there are events
+  std::function<void()> overflow;  // called when nobody waits, and there are more than `most_bytes`
   bool signalled = false;
   Micros last_token = 0;  // for the latency between tokens
 
+  void push(EngineEvent event) noexcept;
+  std::vector<EngineEvent> take(size_t most);
   void wake() {
-    if (auto resume = std::exchange(waiter, nullptr)) resume();
+    if (auto resume = std::exchange(waiter, nullptr)) {
+      resume();
+    } else if (bytes > most_bytes && overflow) {
+      overflow();
+    }
   }
 };
 
@@ -73,11 +89,11 @@ class EngineBridge final : public EngineListener {
   Submitted submit(RequestInput& input, const std::shared_ptr<EventQueue>& queue,
                    const boost::asio::any_io_executor& executor, int max_waiting);
   // No further event of this request is delivered; it counts as ended by `reason`.
-  void cancel(RequestId id, FinishReason reason = FinishReason::kCancelled);
+  void cancel(RequestId id, FinishReason reason = FinishReason::kCancelled) noexcept;
   bool reset_prefix_cache();
 
-  // Ends every request with this error; `for_good`: and the engine takes no more.
-  void fail_all(const std::string& reason, bool for_good);
+  // Ends every request with this error, and takes no more.
+  void fail(const std::string& reason);
   // Why the engine serves no more; empty while it does.
   std::string failure() const;
   // True when requests are under way and no step has ended for so long.
@@ -94,21 +110,28 @@ class EngineBridge final : public EngineListener {
   void on_delivered() override;
 
  private:
+  using Batch = std::vector<std::pair<std::shared_ptr<EventQueue>, EngineEvent>>;
   // An io thread, and what waits to be posted to it.
   struct Lane {
     boost::asio::any_io_executor executor;
-    std::vector<std::pair<std::shared_ptr<EventQueue>, EngineEvent>> pending;
+    Batch pending;
   };
   struct Subscriber {
     std::shared_ptr<EventQueue> queue;
     size_t lane = 0;
+    // Nobody waits any more, but the engine has yet to say that it has ended.
+    bool cancelled = false, cancel_sent = false;
+    FinishReason cancelled_as = FinishReason::kCancelled;
   };
 
   void run();
+  bool tell(const std::exception_ptr& fault);
   void add_token(const RequestEvent& event, bool prompt);
   size_t lane_of(const boost::asio::any_io_executor& executor);
-  void post_pending();  // with the lock held
-  void deliver(std::vector<std::pair<std::shared_ptr<EventQueue>, EngineEvent>> batch, Micros now);
+  void post_pending();                      // with the lock held
+  bool send_cancel(RequestId id) noexcept;  // likewise; false: try again
+  void deliver(Batch& batch, Micros now);
+  void observe(const EngineEvent& event, EventQueue* queue, Micros now);
 
   Metrics& metrics_;
   EngineParts parts_;
@@ -120,9 +143,9 @@ class EngineBridge final : public EngineListener {
   mutable std::mutex mutex_;
   std::unordered_map<RequestId, Subscriber> subscribers_;
   std::vector<Lane> lanes_;
-  std::unordered_map<RequestId, FinishReason> cancelled_;  // until the engine says so too
-  std::vector<RequestId> unsent_cancels_;                  // the inbox was full
-  std::vector<StepStats> steps_;                           // for the metrics, with the next batch
+  int cancelled_ = 0;             // of subscribers_
+  bool unsent_cancels_ = false;   // the inbox was full
+  std::vector<StepStats> steps_;  // for the metrics, with the next batch
   RequestId next_id_ = 1;
   int running_ = 0;
   std::string failure_;

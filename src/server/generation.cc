@@ -3,14 +3,18 @@
 #include <algorithm>
 #include <boost/asio/use_awaitable.hpp>
 
+#include "base/units.h"
 #include "server/api_error.h"
 
 namespace vamp {
 
 namespace asio = boost::asio;
 
+// What a client that was slow has to catch up with is not written all at once.
+constexpr size_t kMostEvents = 256;
+
 Generation::Generation(EngineBridge& bridge, const Tokenizer& tokenizer, HttpExchange& exchange,
-                       const GenerationRequest& request, int max_waiting)
+                       const GenerationRequest& request, const ServerOptions& limits)
     : bridge_(bridge), exchange_(exchange) {
   for (size_t p = 0; p < request.prompts.size(); ++p) {
     prompt_tokens_ += static_cast<int>(request.prompts[p].size());
@@ -23,12 +27,17 @@ Generation::Generation(EngineBridge& bridge, const Tokenizer& tokenizer, HttpExc
   unfinished_ = choices_.size();
   queue_->events.reserve(choices_.size());
   try {
-    submit(request, max_waiting);
+    submit(request, limits.max_waiting_requests);
   } catch (...) {
     for (const Choice& choice : choices_) bridge_.cancel(choice.id);
     throw;
   }
   exchange_.on_wake([queue = queue_] { queue->wake(); });
+  queue_->most_bytes = limits.max_stream_backlog_bytes;
+  queue_->overflow = [this] {
+    exchange_.cut_off(fmt::format("{} of its stream wait for it, --max-stream-backlog-bytes",
+                                  format_bytes(queue_->bytes)));
+  };
 }
 
 void Generation::submit(const GenerationRequest& request, int max_waiting) {
@@ -56,7 +65,7 @@ void Generation::submit(const GenerationRequest& request, int max_waiting) {
 
 Generation::~Generation() {
   exchange_.on_wake(nullptr);
-  queue_->waiter = nullptr;
+  queue_->waiter = queue_->overflow = nullptr;
   for (const Choice& choice : choices_) {
     if (!choice.engine_done) bridge_.cancel(choice.id);
   }
@@ -69,7 +78,7 @@ int Generation::completion_tokens() const {
 }
 
 asio::awaitable<void> Generation::wait() {
-  if (!queue_->events.empty() || exchange_.gone()) co_return;
+  if (!queue_->events.empty() || queue_->lost || exchange_.gone()) co_return;
   // Resumed by whoever calls the waiter, on this thread.
   co_await asio::async_initiate<decltype(asio::use_awaitable), void()>(
       [this](auto handler) {
@@ -82,8 +91,8 @@ asio::awaitable<void> Generation::wait() {
 asio::awaitable<std::vector<std::pair<size_t, ChoiceDelta>>> Generation::next() {
   co_await wait();
   std::vector<std::pair<size_t, ChoiceDelta>> out;
-  const std::vector<EngineEvent> events = std::exchange(queue_->events, {});
-  for (const EngineEvent& event : events) take(event, out);
+  if (queue_->lost) throw ApiError(500, "out of memory");
+  for (const EngineEvent& event : queue_->take(kMostEvents)) take(event, out);
   co_return out;
 }
 

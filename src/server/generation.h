@@ -9,6 +9,7 @@
 #include "server/choice_text.h"
 #include "server/engine_bridge.h"
 #include "server/http/message.h"
+#include "server/server_options.h"
 
 namespace vamp {
 
@@ -29,7 +30,7 @@ class Generation {
   // Submits every choice. Throws ApiError when the engine takes none (500, 503). All references
   // must outlive this.
   Generation(EngineBridge& bridge, const Tokenizer& tokenizer, HttpExchange& exchange,
-             const GenerationRequest& request, int max_waiting);
+             const GenerationRequest& request, const ServerOptions& options);
   ~Generation();
   Generation(const Generation&) = delete;
   Generation& operator=(const Generation&) = delete;
@@ -39,8 +40,9 @@ class Generation {
   const ChoiceText& choice(size_t index) const { return *choices_[index].text; }
   bool finished() const { return unfinished_ == 0; }
 
-  // What has become certain since the last call, by choice; empty when the client has gone or the
-  // stream was silent for long. Throws ApiError when the engine fails the request.
+  // What has become certain since the last call, by choice, or the first of it where there is much;
+  // empty when the client has gone or the stream was silent for long. Throws ApiError when the
+  // engine fails the request.
   boost::asio::awaitable<std::vector<std::pair<size_t, ChoiceDelta>>> next();
 
   int prompt_tokens() const { return prompt_tokens_; }

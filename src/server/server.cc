@@ -34,6 +34,8 @@ Server::Server(ServerOptions options, Load load)
       ServingParts model = load();
       service_.start(std::move(model.info), std::move(model.text), std::move(model.engine),
                      std::move(model.listeners));
+    } catch (const std::bad_alloc&) {
+      service_.fail("out of memory while the model was loaded");
     } catch (const std::exception& error) {
       service_.fail(error.what());
     }
@@ -59,16 +61,22 @@ bool Server::wait_until_loaded(const std::function<bool()>& give_up) {
 
 // A worker that hangs must not hang its clients.
 void Server::watch() {
-  const Micros limit = service_.options().stall_seconds * kSecond;
   while (!stopping_) {
     std::this_thread::sleep_for(kPoll);
-    if (service_.state() == Service::State::kLoading || limit <= 0) continue;
-    if (!service_.bridge().failure().empty() || !service_.bridge().stalled(limit)) continue;
-    const std::string reason =
-        fmt::format("the engine has made no progress for {:g} s", service_.options().stall_seconds);
-    spdlog::critical("{}: it takes no more requests", reason);
-    service_.bridge().fail_all(reason, /*for_good=*/true);
+    try {
+      fail_stalled_engine();
+    } catch (const std::bad_alloc&) {  // the next look may find memory
+    }
   }
+}
+
+void Server::fail_stalled_engine() {
+  const double limit = service_.options().stall_seconds;
+  if (service_.state() == Service::State::kLoading || limit <= 0) return;
+  if (!service_.bridge().failure().empty() || !service_.bridge().stalled(limit * kSecond)) return;
+  const std::string reason = fmt::format("the engine has made no progress for {:g} s", limit);
+  spdlog::critical("{}: it takes no more requests", reason);
+  service_.bridge().fail(reason);
 }
 
 void Server::shut_down(const std::function<bool()>& hurry) {
@@ -85,7 +93,7 @@ void Server::shut_down(const std::function<bool()>& hurry) {
   const int left = http_->busy_connections();
   if (left == 0) return;
   spdlog::warn("{} requests are still under way: they end with an error", left);
-  service_.bridge().fail_all("the server is shutting down", /*for_good=*/true);
+  service_.bridge().fail("the server is shutting down");
   wait(std::chrono::steady_clock::now() + 2s);
 }
 

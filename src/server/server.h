@@ -43,6 +43,7 @@ class Server {
 
  private:
   void watch();
+  void fail_stalled_engine();
 
   Service service_;
   Routes routes_{service_};

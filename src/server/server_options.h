@@ -19,15 +19,16 @@ struct ServerOptions {
   std::string reasoning_parser;
   bool enable_auto_tool_choice = false;
 
-  int max_waiting_requests = 2048;  // beyond: 503; 0: no limit
+  int max_waiting_requests = 2048;            // beyond: 503; 0: no limit
+  size_t max_stream_backlog_bytes = 4 << 20;  // not yet taken by the client
   int max_logprobs = 20;
   int max_choices = 128;  // prompts x n of one request
   int max_json_depth = 128;
   int max_stop_strings = 64;
-  GrammarLimits grammar;       // of constraints on the output
-  int text_threads = 2;        // render, tokenize, compile grammars
-  double drain_seconds = 30;   // after SIGTERM, until what is under way is cancelled
-  double stall_seconds = 300;  // without a finished step, until the engine counts as stuck
+  GrammarLimits grammar;             // of constraints on the output
+  int text_threads = 2;              // render, tokenize, compile grammars
+  double drain_seconds = 30;         // after SIGTERM, until what is under way is cancelled
+  double stall_seconds = 300;        // without a finished step, until the engine counts as stuck
   uint64_t seed = 0;           // of requests without one
 };
 

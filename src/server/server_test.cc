@@ -95,7 +95,7 @@ TEST(ServerFailure, AnEngineThatThrowsFailsItsRequestsAndHealth) {
   RawClient streaming(server.port());
   streaming.send(request_text("POST", "/v1/chat/completions", endless_chat().dump()));
   streaming.read_until("data: ");
-  server.controls().fail = true;
+  server.controls().before_step([] { throw Error("the test lets this step fail"); });
   const std::string rest = streaming.read_until("[DONE]");
   EXPECT_THAT(rest, HasSubstr("\"error\""));
   EXPECT_THAT(rest, HasSubstr("the test lets this step fail"));

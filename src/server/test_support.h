@@ -4,6 +4,9 @@
 #include <arpa/inet.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
+#include <poll.h>
+#include <spdlog/sinks/base_sink.h>
+#include <spdlog/spdlog.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -26,14 +29,34 @@ namespace vamp {
 class SpeakingExecutor final : public Executor {
  public:
   struct Controls {
-    std::atomic<bool> fail = false;  // the next step throws
     std::atomic<bool> hang = false;  // steps do not end while it is set
+    std::atomic<bool> lose = false;  // steps are not carried out while it is set
     std::atomic<Micros> step_time = 200;
     std::atomic<int> running = 0;  // requests in the last step's batch
     std::atomic<uint64_t> steps = 0;
     // What the last request to start was like.
     std::mutex mutex;
     StartRequest last_start;
+
+    // Run by the engine's thread: may throw.
+    void before_step(std::function<void()> hook) { set(before_step_, std::move(hook)); }
+    void before_result(std::function<void()> hook) { set(before_result_, std::move(hook)); }
+
+   private:
+    friend SpeakingExecutor;
+    using Hook = std::function<void()>;
+    void set(Hook& hook, Hook value) {
+      const std::lock_guard lock(mutex);
+      hook = std::move(value);
+    }
+    void call(const Hook& hook) {
+      std::unique_lock lock(mutex);
+      if (const Hook copy = hook) {
+        lock.unlock();
+        copy();
+      }
+    }
+    Hook before_step_, before_result_;
   };
 
   SpeakingExecutor(std::vector<TokenId> answer, int vocab_size, Clock& clock,
@@ -44,10 +67,20 @@ class SpeakingExecutor final : public Executor {
         controls_(std::move(controls)) {}
 
   void submit(StepPlan plan) override {
-    if (controls_->fail) throw Error("the test lets this step fail");
+    controls_->call(controls_->before_step_);
     StepResult result;
     result.step = plan.step;
-    if (plan.reset) rows_.clear();
+    if (plan.reset) {
+      rows_.clear();
+      lost_ = false;
+    }
+    lost_ = lost_ || controls_->lose;
+    if (lost_) {
+      result.executed = false;
+      result.failure = "the test loses this step";
+      end_after_step_time(std::move(result));
+      return;
+    }
     for (const RequestSlot slot : plan.release) rows_.erase(slot);
     for (const StartRequest& start : plan.start) {
       rows_[start.slot] = start_row(start);
@@ -69,12 +102,11 @@ class SpeakingExecutor final : public Executor {
     }
     controls_->running = static_cast<int>(plan.batch.size());
     ++controls_->steps;
-    result.start = std::max(clock_.now(), last_end_);
-    result.end = last_end_ = result.start + controls_->step_time;
-    results_.push_back(std::move(result));
+    end_after_step_time(std::move(result));
   }
 
   StepResult wait() override {
+    controls_->call(controls_->before_result_);
     StepResult result = std::move(results_.front());
     results_.pop_front();
     clock_.sleep_until(result.end);
@@ -84,6 +116,12 @@ class SpeakingExecutor final : public Executor {
   int in_flight() const override { return static_cast<int>(results_.size()); }
 
  private:
+  void end_after_step_time(StepResult result) {
+    result.start = std::max(clock_.now(), last_end_);
+    result.end = last_end_ = result.start + controls_->step_time;
+    results_.push_back(std::move(result));
+  }
+
   struct Row {
     int prompt = 0;
     std::unique_ptr<TokenMatcher> matcher;
@@ -132,6 +170,7 @@ class SpeakingExecutor final : public Executor {
   Random random_{7};
   std::shared_ptr<Controls> controls_;
   Micros last_end_ = 0;
+  bool lost_ = false;  // since the last step that was not carried out, until the next reset
   std::map<RequestSlot, Row> rows_;
   std::deque<StepResult> results_;
 };
@@ -242,6 +281,18 @@ class RawClient {
     fd_ = -1;
   }
 
+  // Without the four-way goodbye: the server is told by a reset.
+  void reset() {
+    const linger at_once{1, 0};
+    setsockopt(fd_, SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once);
+    close_now();
+  }
+  void end_sending() { shutdown(fd_, SHUT_WR); }
+  bool readable() {
+    pollfd ask{fd_, POLLIN, 0};
+    return !buffer_.empty() || poll(&ask, 1, 0) > 0;
+  }
+
   // False once the server has closed.
   bool send(std::string_view data) {
     while (!data.empty()) {
@@ -348,6 +399,40 @@ inline std::vector<nlohmann::json> events_of(const std::string& body) {
     events.push_back(data == "[DONE]" ? nlohmann::json(data) : nlohmann::json::parse(data));
   }
   return events;
+}
+
+// What is logged meanwhile. Made before the server, so that no thread of its logs elsewhere.
+class LogCapture {
+ public:
+  LogCapture() { spdlog::set_default_logger(std::make_shared<spdlog::logger>("test", sink_)); }
+  ~LogCapture() { spdlog::set_default_logger(before_); }
+
+  std::string text() { return sink_->text(); }
+
+ private:
+  class Sink final : public spdlog::sinks::base_sink<std::mutex> {
+   public:
+    std::string text() {
+      const std::lock_guard lock(mutex_);
+      return text_;
+    }
+
+   private:
+    void sink_it_(const spdlog::details::log_msg& message) override {
+      text_.append(message.payload.data(), message.payload.size());
+      text_ += '\n';
+    }
+    void flush_() override {}
+    std::string text_;
+  };
+
+  std::shared_ptr<spdlog::logger> before_ = spdlog::default_logger();
+  std::shared_ptr<Sink> sink_ = std::make_shared<Sink>();
+};
+
+inline size_t open_descriptors() {
+  const auto entries = std::filesystem::directory_iterator("/proc/self/fd");
+  return static_cast<size_t>(std::distance(begin(entries), end(entries)));
 }
 
 // Until `condition` holds; false after ten seconds.

@@ -5,7 +5,9 @@ namespace vamp {
 TextService::TextService(Tokenizer tokenizer, std::string chat_template, int threads)
     : tokenizer_(std::move(tokenizer)),
       chat_template_(std::move(chat_template)),
-      threads_(static_cast<size_t>(std::max(1, threads))) {}
+      threads_(static_cast<size_t>(std::max(1, threads))) {
+  idle_renderers_.reserve(static_cast<size_t>(std::max(1, threads)));  // giving back cannot fail
+}
 
 TextService::~TextService() {
   join();

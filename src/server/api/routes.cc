@@ -5,7 +5,6 @@
 
 #include "server/api_error.h"
 #include "server/trace_context.h"
-#include "text/chat_renderer.h"
 
 namespace vamp {
 namespace {
@@ -131,14 +130,10 @@ boost::asio::awaitable<void> Routes::handle(HttpRequest request, HttpExchange& e
   std::optional<ApiError> fault;
   try {
     co_await route->handler(service_, request, exchange);
-  } catch (const ApiError& error) {
-    fault = error;
-  } catch (const TemplateError& error) {
-    fault = ApiError(400, error.what(), "messages");
-  } catch (const Error& error) {
-    fault = ApiError(400, error.what());
-  } catch (const std::bad_alloc&) {
-    fault = ApiError(500, "out of memory");
+  } catch (const boost::system::system_error&) {
+    throw;  // the client has gone
+  } catch (const std::exception& error) {
+    fault = api_error_of(error);
   }
   if (!fault) co_return;
   if (fault->status() >= 500) {

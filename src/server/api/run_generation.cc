@@ -1,5 +1,7 @@
 #include "server/api/run_generation.h"
 
+#include <spdlog/spdlog.h>
+
 namespace vamp {
 namespace {
 
@@ -13,19 +15,13 @@ void append(const std::vector<T>& more, std::vector<T>& list) {
   list.insert(list.end(), more.begin(), more.end());
 }
 
-asio::awaitable<void> stream(Generation& generation, OutputFormat& format, HttpExchange& exchange) {
+// False: the client has gone.
+asio::awaitable<bool> stream_deltas(Generation& generation, OutputFormat& format,
+                                    HttpExchange& exchange) {
   std::string out;
-  std::optional<ApiError> fault;
   while (!generation.finished()) {
-    std::vector<std::pair<size_t, ChoiceDelta>> deltas;
-    try {
-      deltas = co_await generation.next();
-    } catch (const ApiError& error) {
-      if (!exchange.started()) throw;
-      fault = error;
-    }
-    if (exchange.gone()) co_return;
-    if (fault) break;
+    const auto deltas = co_await generation.next();
+    if (exchange.gone()) co_return false;
     out.clear();
     if (deltas.empty()) {
       if (!exchange.silent()) continue;
@@ -36,15 +32,29 @@ asio::awaitable<void> stream(Generation& generation, OutputFormat& format, HttpE
       format.begin(generation, out);
     }
     for (const auto& [choice, delta] : deltas) format.delta(choice, delta, generation, out);
-    if (!generation.finished()) co_await exchange.write(out);
+    if (generation.finished()) format.end(generation, out);
+    co_await exchange.write(out);
+  }
+  co_return true;
+}
+
+asio::awaitable<void> stream(Generation& generation, OutputFormat& format, HttpExchange& exchange) {
+  std::optional<ApiError> fault;
+  try {
+    if (!co_await stream_deltas(generation, format, exchange)) co_return;
+  } catch (const boost::system::system_error&) {
+    throw;  // the client has gone
+  } catch (const std::exception& error) {
+    if (!exchange.started()) throw;
+    fault = api_error_of(error);
   }
   if (fault) {
-    out.clear();
+    if (exchange.gone()) co_return;
+    spdlog::warn("a stream ends with an error: {}", fault->what());
+    std::string out;
     format.error(*fault, out);
-  } else {
-    format.end(generation, out);
+    co_await exchange.write(out);
   }
-  co_await exchange.write(out);
   co_await exchange.end_stream();
 }
 
@@ -89,7 +99,7 @@ asio::awaitable<void> run_generation(Service& service, const GenerationRequest& 
                                      bool streamed, OutputFormat& format, HttpExchange& exchange) {
   if (exchange.gone()) co_return;
   Generation generation(service.bridge(), service.text().tokenizer(), exchange, request,
-                        service.options().max_waiting_requests);
+                        service.options());
   if (streamed) {
     co_await stream(generation, format, exchange);
   } else {

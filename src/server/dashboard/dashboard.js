@@ -142,7 +142,7 @@ function frame() {
 const ago = (v) => (v === 0 ? 'now' : v > -60 ? `${v} s` : `${trim(v / 60, 3)} min`);
 function timeAxis() {
   const step = minutes === 1 ? 15 : minutes === 5 ? 60 : 180;
-  return { domain: [-60 * minutes, 0], ticks: Array.from({ length: (60 * minutes) / step + 1 }, (_, i) => i * step - 60 * minutes), format: ago,
+  return { domain: [-60 * minutes, 0], ticks: Array.from({ length: (60 * minutes) / step + 1 }, (_, i) => i * step - 60 * minutes), keepLast: true, format: ago,
     tip: (v) => (v === 0 ? 'now' : `${s(-v)} ago`) };
 }
 const idle = 'no data yet';

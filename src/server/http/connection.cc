@@ -98,6 +98,8 @@ asio::awaitable<void> Connection::run() {
     }
   } catch (const boost::system::system_error&) {
     // The client is gone: there is nobody to tell.
+  } catch (const std::exception& error) {
+    spdlog::error("a connection is closed: {}", error.what());
   }
   busy_ = false;
   abort();
@@ -109,7 +111,7 @@ asio::awaitable<void> Connection::run_refused() {
     HttpResponse response = handler_.fault(503, "too many connections: see --max-connections", {});
     response.headers.emplace_back("Retry-After", "1");
     co_await refuse(std::move(response));
-  } catch (const boost::system::system_error&) {
+  } catch (const std::exception&) {
   }
   busy_ = false;
   abort();
@@ -196,6 +198,7 @@ asio::awaitable<void> Connection::answer(HttpRequest request) {
     fault = error.what();
   }
   wake_ = nullptr;
+  if (streaming_) keep_alive_ = false;  // it broke off: only the end of the connection says so
   if (fault.empty()) co_return;
   spdlog::error("a request failed: {}", fault);
   keep_alive_ = false;
@@ -240,21 +243,21 @@ std::string Connection::head(int status, const std::string& content_type,
 }
 
 asio::awaitable<void> Connection::reply(HttpResponse response) {
-  started_ = true;
   if (draining_) keep_alive_ = false;
   std::string text = head(response.status, response.content_type, response.headers);
   text += fmt::format("Content-Length: {}\r\n\r\n", response.body.size());
   if (!head_only_) text += response.body;
+  started_ = true;
   co_await send(std::move(text));
 }
 
 asio::awaitable<void> Connection::begin_stream(std::string content_type) {
-  started_ = streaming_ = true;
   if (draining_ || http_1_0_) keep_alive_ = false;
   HttpHeaders headers;
   headers.emplace_back("Cache-Control", "no-cache");
   std::string text = head(200, content_type, headers);
   text += http_1_0_ ? "\r\n" : "Transfer-Encoding: chunked\r\n\r\n";
+  started_ = streaming_ = true;
   co_await send(std::move(text));
 }
 
@@ -272,7 +275,8 @@ asio::awaitable<void> Connection::write(std::string_view piece) {
     last_write_ = std::chrono::steady_clock::now();
     co_return;
   }
-  co_await send(out_.substr(sent));
+  out_.erase(0, sent);
+  co_await send(std::move(out_));
 }
 
 asio::awaitable<void> Connection::end_stream() {
@@ -324,6 +328,14 @@ void Connection::client_left() {
   wake();
 }
 
+void Connection::cut_off(const std::string& why) {
+  if (gone_) return;
+  error_code ignored;
+  spdlog::warn("the client at {} is cut off: {}",
+               transport_.socket().remote_endpoint(ignored).address().to_string(), why);
+  client_left();
+}
+
 // Whoever is woken may replace wake_ meanwhile.
 void Connection::wake() {
   const auto told = wake_;
@@ -341,7 +353,10 @@ void Connection::tick(Time now) {
     timed_out_ = true;
     error_code ignored;
     transport_.socket().cancel(ignored);
-    if (started_ && busy_) client_left();
+    if (started_ && busy_) {
+      cut_off(fmt::format("it took nothing of its answer for {:g} s, --write-timeout",
+                          options_.write_seconds));
+    }
     return;
   }
   if (!busy_ || gone_) return;

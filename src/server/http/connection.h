@@ -40,6 +40,7 @@ class Connection final : public HttpExchange, public std::enable_shared_from_thi
   boost::asio::awaitable<void> end_stream() override;
   bool started() const override { return started_; }
   bool gone() const override { return gone_; }
+  void cut_off(const std::string& why) override;
   void on_wake(std::function<void()> wake) override { wake_ = std::move(wake); }
   bool silent() const override;
 

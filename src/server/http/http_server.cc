@@ -1,7 +1,10 @@
 #include "server/http/http_server.h"
 
+#include <netinet/tcp.h>
 #include <spdlog/spdlog.h>
+#include <sys/socket.h>
 
+#include <algorithm>
 #include <atomic>
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/detached.hpp>
@@ -31,46 +34,93 @@ constexpr auto kAcceptPause = std::chrono::milliseconds(50);
 
 // An io thread with the connections that live on it.
 struct IoThread {
-  asio::io_context context{1};
+  std::unordered_set<std::shared_ptr<Connection>> connections;
+  asio::io_context context{1};  // its end is that of the coroutines, which know the connections
   asio::executor_work_guard<asio::io_context::executor_type> work{context.get_executor()};
   asio::steady_timer timer{context};
-  std::unordered_set<std::shared_ptr<Connection>> connections;
-  std::atomic<int> busy = 0;
+  std::function<void()> at_tick;
   std::thread thread;
 
   void start() {
     tick();
-    thread = std::thread([this] { context.run(); });
+    thread = std::thread([this] { run(); });
+  }
+
+  // Out of memory, most likely: it costs the one handler that it struck.
+  void run() {
+    for (bool done = false; !done;) {
+      try {
+        context.run();
+        done = true;
+      } catch (const std::exception& error) {
+        spdlog::error("an io thread goes on after: {}", error.what());
+      }
+    }
   }
 
   void tick() {
     timer.expires_after(kTick);
     timer.async_wait([this](const error_code& error) {
       if (error) return;
-      const auto now = std::chrono::steady_clock::now();
-      int count = 0;
-      // A copy: a connection may end meanwhile.
-      const std::vector<std::shared_ptr<Connection>> all(connections.begin(), connections.end());
-      for (const auto& connection : all) {
-        connection->tick(now);
-        count += connection->busy();
+      try {
+        look_after_connections();
+        if (at_tick) at_tick();
+      } catch (const std::exception& fault) {
+        spdlog::error("time limits are looked at a tick later: {}", fault.what());
       }
-      busy = count;
       tick();
     });
   }
 
-  void take(std::shared_ptr<Connection> connection, std::atomic<int>& total, bool refused) {
-    ++total;
-    connections.insert(connection);
-    Connection& served = *connection;
-    asio::co_spawn(context, refused ? served.run_refused() : served.run(),
-                   [this, connection = std::move(connection), &total](const std::exception_ptr&) {
-                     connections.erase(connection);
-                     --total;
-                   });
+  void look_after_connections() {
+    const auto now = std::chrono::steady_clock::now();
+    // A copy: a connection may end meanwhile.
+    const std::vector<std::shared_ptr<Connection>> all(connections.begin(), connections.end());
+    for (const auto& connection : all) connection->tick(now);
+  }
+
+  // Among the connections for as long as the coroutine that serves it, whatever ends that.
+  struct Place {
+    Place(IoThread& t, const std::shared_ptr<Connection>& c, std::atomic<int>& n)
+        : thread(t), connection(c), total(n) {
+      thread.connections.insert(connection);
+      ++total;
+    }
+    ~Place() {
+      connection->abort();  // others may hold it still
+      thread.connections.erase(connection);
+      --total;
+    }
+    IoThread& thread;
+    const std::shared_ptr<Connection> connection;
+    std::atomic<int>& total;
+  };
+
+  asio::awaitable<void> serve(std::shared_ptr<Connection> connection, std::atomic<int>& total,
+                              bool refused) {
+    const Place place(*this, connection, total);
+    if (refused) {
+      co_await connection->run_refused();
+    } else {
+      co_await connection->run();
+    }
   }
 };
+
+// A client that is gone without a word (a cut cable, a host that lost power): what we send must be
+// acknowledged within the time, and where we send nothing, the kernel asks.
+void notice_vanished_client(int socket, double seconds) {
+  constexpr int kProbes = 4;
+  const auto set = [socket](int level, int option, int value) {
+    setsockopt(socket, level, option, &value, sizeof value);
+  };
+  const int whole = std::clamp(static_cast<int>(seconds), kProbes, 3600);
+  set(SOL_SOCKET, SO_KEEPALIVE, 1);
+  set(IPPROTO_TCP, TCP_KEEPIDLE, whole);
+  set(IPPROTO_TCP, TCP_KEEPINTVL, whole / kProbes);
+  set(IPPROTO_TCP, TCP_KEEPCNT, kProbes);
+  set(IPPROTO_TCP, TCP_USER_TIMEOUT, whole * 1000);
+}
 
 std::unique_ptr<asio::ssl::context> make_tls(const HttpOptions& options) {
   if (options.tls_certificate.empty() && options.tls_key.empty()) return nullptr;
@@ -92,7 +142,8 @@ struct HttpServer::Impl {
   Impl(const HttpOptions& o, HttpHandler& h)
       : options(o), handler(h), tls(make_tls(o)), acceptor(main_thread().context) {
     listen();
-    asio::co_spawn(main_thread().context, accept(), asio::detached);
+    main_thread().at_tick = [this] { keep_accepting(); };
+    keep_accepting();
     for (auto& thread : threads) thread->start();
   }
 
@@ -139,33 +190,44 @@ struct HttpServer::Impl {
     port = acceptor.local_endpoint().port();
   }
 
+  // A completion that finds no memory takes its coroutine with it: there must be another one.
+  void keep_accepting() {
+    if (!accepting && acceptor.is_open())
+      asio::co_spawn(main_thread().context, accept(), asio::detached);
+  }
+
   asio::awaitable<void> accept() {
+    const auto ends = [](bool* flag) { *flag = false; };
+    const std::unique_ptr<bool, decltype(ends)> alive(&accepting);
+    accepting = true;
     asio::steady_timer pause(main_thread().context);
     for (size_t next = 0; acceptor.is_open(); ++next) {
       IoThread& thread = *threads[next % threads.size()];
       error_code error;
-      tcp::socket socket = co_await acceptor.async_accept(
-          thread.context, asio::redirect_error(asio::use_awaitable, error));
-      if (error) {
-        if (!acceptor.is_open()) co_return;
-        pause.expires_after(kAcceptPause);
-        co_await pause.async_wait(asio::redirect_error(asio::use_awaitable, error));
-        continue;
+      try {
+        tcp::socket socket = co_await acceptor.async_accept(
+            thread.context, asio::redirect_error(asio::use_awaitable, error));
+        if (!error) take(thread, std::move(socket));
+      } catch (const std::bad_alloc&) {
+        error = asio::error::no_memory;
       }
-      take(thread, std::move(socket));
+      if (!error) continue;
+      if (!acceptor.is_open()) co_return;
+      pause.expires_after(kAcceptPause);
+      co_await pause.async_wait(asio::redirect_error(asio::use_awaitable, error));
     }
   }
 
   void take(IoThread& thread, tcp::socket socket) {
     error_code ignored;
     socket.set_option(tcp::no_delay(true), ignored);
-    socket.set_option(asio::socket_base::keep_alive(true), ignored);
     socket.non_blocking(true, ignored);
+    notice_vanished_client(socket.native_handle(), options.write_seconds);
     const bool refused = total >= options.max_connections;
     auto connection = std::make_shared<Connection>(std::move(socket), refused ? nullptr : tls.get(),
                                                    options, handler);
     asio::dispatch(thread.context, [this, &thread, refused, connection = std::move(connection)] {
-      thread.take(connection, total, refused);
+      asio::co_spawn(thread.context, thread.serve(connection, total, refused), asio::detached);
     });
   }
 
@@ -189,9 +251,10 @@ struct HttpServer::Impl {
   const HttpOptions options;
   HttpHandler& handler;
   std::unique_ptr<asio::ssl::context> tls;
+  std::atomic<int> total = 0;
+  bool accepting = false;  // the first thread's own
   std::vector<std::unique_ptr<IoThread>> threads;
   tcp::acceptor acceptor;
-  std::atomic<int> total = 0;
   int port = 0;
 };
 

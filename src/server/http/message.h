@@ -56,8 +56,10 @@ class HttpExchange {
 
   // The response has begun: no other can be sent.
   virtual bool started() const = 0;
-  // The client has closed its end, or has not read for too long.
+  // The client has closed its end, or was cut off.
   virtual bool gone() const = 0;
+  // Ends the connection as if the client had closed it; the log says why.
+  virtual void cut_off(const std::string& why) = 0;
   // `wake` is called when the client goes away, and when nothing was sent for the keep-alive
   // interval. Replaced by the next call; empty: nobody is told.
   virtual void on_wake(std::function<void()> wake) = 0;
