@@ -120,7 +120,7 @@ function showTip(event, title, rows) {
 }
 function hideTip() { tip.style.display = 'none'; }
 
-// options: {height, x: {domain, label, format, log, ticks, bands}, y: {...}, series: [{name, color, x, y,
+// options: {height, x: {domain, label, format, log, ticks, bands, keepLast}, y: {...}, series: [{name, color, x, y,
 // kind: line|step|dots|area|bars, width}], stacked, window: [a, b]}. In a stacked chart every series has
 // the same x.
 function drawChart(box, options) {
@@ -170,9 +170,9 @@ function drawChart(box, options) {
   });
   const fit = Math.max(2, (right - left) / 85);
   const xTicks = x.ticks || (x.log ? logTicks(...x.domain, 0) : (x.time ? timeTicks : linearTicks)(...x.domain, fit, x.whole));
-  const shown = Math.ceil(xTicks.length / Math.max(2, Math.floor((right - left) / 46)));
+  const shown = Math.ceil(xTicks.length / Math.max(2, Math.floor((right - left) / 52)));
   xTicks.forEach((v, i) => {
-    if (i % shown) return;
+    if ((x.keepLast ? xTicks.length - 1 - i : i) % shown) return;
     const anchor = px(v) > right - 16 ? 'end' : px(v) < left + 4 && !x.bands ? 'start' : 'middle';
     svg('text', { x: px(v), y: bottom + 16, 'text-anchor': anchor }, root).textContent = x.format(v);
   });
