@@ -43,6 +43,9 @@ void add_api_flags(CLI::App& command, ServeFlags& flags) {
   command.add_option("--generation-config", flags.generation_config,
                      "first values of sampling: auto (the model's generation_config.json), vllm "
                      "(none), or a folder (default auto)");
+  command.add_option("--otlp-traces-endpoint", server.otlp_traces_endpoint,
+                     "http://HOST:PORT of an OpenTelemetry collector that gets a span of every "
+                     "request (default none)");
   command
       .add_option("--max-logprobs", server.max_logprobs,
                   "alternatives that a request may ask for (default 20)")

@@ -16,6 +16,7 @@ constexpr size_t kMostEvents = 256;
 Generation::Generation(EngineBridge& bridge, const Tokenizer& tokenizer, HttpExchange& exchange,
                        const GenerationRequest& request, const ServerOptions& limits)
     : bridge_(bridge), exchange_(exchange) {
+  times_.start = bridge_.now();
   for (size_t p = 0; p < request.prompts.size(); ++p) {
     prompt_tokens_ += static_cast<int>(request.prompts[p].size());
     for (int i = 0; i < request.n; ++i) {
@@ -104,8 +105,13 @@ void Generation::take(const EngineEvent& event, std::vector<std::pair<size_t, Ch
   if (event.finished) {
     choice.engine_done = true;
     cached_tokens_ += event.stats.cached_tokens + event.stats.host_cached_tokens;
-    if (event.reason == FinishReason::kError)
+    times_.queued = std::max(times_.queued.value_or(0), event.stats.queued);
+    if (event.reason == FinishReason::kError) {
+      error_ = event.error;
       throw ApiError(event.refused ? 400 : 500, event.error);
+    }
+  } else if (!event.prompt && !times_.first_token) {
+    times_.first_token = bridge_.now();
   }
   if (choice.text->finished()) return;
   const auto index = static_cast<size_t>(found - choices_.begin());

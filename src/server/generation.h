@@ -22,6 +22,14 @@ struct GenerationRequest {
   ReuseHint reuse;
   uint64_t cache_salt = 0;
   int priority = 0;
+  std::shared_ptr<const TraceContext> trace;  // null: the caller traces nothing
+};
+
+// By the engine's clock.
+struct GenerationTimes {
+  Micros start = 0;
+  std::optional<Micros> first_token;
+  std::optional<Micros> queued;  // how long; known when the engine ended a choice by itself
 };
 
 // Used on the exchange's thread. What is still under way is cancelled when it goes.
@@ -48,6 +56,8 @@ class Generation {
   int prompt_tokens() const { return prompt_tokens_; }
   int completion_tokens() const;
   int cached_tokens() const { return cached_tokens_; }  // known once finished
+  const GenerationTimes& times() const { return times_; }
+  const std::string& error() const { return error_; }  // the engine's; empty: none
 
  private:
   struct Choice {
@@ -66,6 +76,8 @@ class Generation {
   std::vector<Choice> choices_;
   size_t unfinished_ = 0;
   int prompt_tokens_ = 0, cached_tokens_ = 0;
+  GenerationTimes times_;
+  std::string error_;
 };
 
 }  // namespace vamp

@@ -29,7 +29,8 @@ struct ServerOptions {
   int text_threads = 2;              // render, tokenize, compile grammars
   double drain_seconds = 30;         // after SIGTERM, until what is under way is cancelled
   double stall_seconds = 300;        // without a finished step, until the engine counts as stuck
-  uint64_t seed = 0;           // of requests without one
+  std::string otlp_traces_endpoint;  // URL of a collector; empty: no spans
+  uint64_t seed = 0;                 // of requests without one
 };
 
 }  // namespace vamp

@@ -29,7 +29,12 @@ SamplingDefaults load_sampling_defaults(const std::string& folder) {
   return defaults;
 }
 
-Service::Service(ServerOptions options) : options_(std::move(options)), keys_(options_.api_keys) {}
+Service::Service(ServerOptions options)
+    : options_(std::move(options)),
+      keys_(options_.api_keys),
+      spans_(options_.otlp_traces_endpoint.empty()
+                 ? nullptr
+                 : std::make_unique<SpanExporter>(options_.otlp_traces_endpoint)) {}
 
 std::string Service::unready_reason() const {
   const std::string engine = bridge_.failure();

@@ -12,6 +12,7 @@
 #include "server/engine_bridge.h"
 #include "server/metrics.h"
 #include "server/server_options.h"
+#include "server/span_exporter.h"
 #include "server/text_service.h"
 
 namespace vamp {
@@ -39,6 +40,7 @@ struct ServedModel {
 // that loads it.
 class Service {
  public:
+  // Throws Error for options that cannot be.
   explicit Service(ServerOptions options);
 
   enum class State { kLoading, kReady, kFailed, kStopping };
@@ -63,6 +65,7 @@ class Service {
   EngineBridge& bridge() { return bridge_; }
   Metrics& metrics() { return metrics_; }
   const Activity& activity() const { return activity_; }
+  SpanExporter* spans() { return spans_.get(); }  // null: nobody asked for them
 
   void stop_engine() { bridge_.stop(); }
   // Once no handler runs any more.
@@ -73,6 +76,7 @@ class Service {
   const KeyRing keys_;
   Metrics metrics_;
   Activity activity_;
+  const std::unique_ptr<SpanExporter> spans_;
   EngineBridge bridge_{metrics_};
   std::unique_ptr<TextService> text_;
   ServedModel model_;

@@ -14,6 +14,7 @@ struct TraceContext {
   std::string flags;
   std::string state;  // tracestate, as it came; empty: none
 
+  bool sampled() const { return flags == "01"; }
   std::string traceparent() const;  // of what we would call in turn
 };
 

@@ -63,6 +63,7 @@ class MessagesFormat final : public OutputFormat {
   MessagesFormat(std::string id, std::string model)
       : id_(std::move(id)), model_(std::move(model)) {}
 
+  const std::string& id() const override { return id_; }
   void begin(const Generation& generation, std::string& out) override {
     Json message = head();
     message["content"] = Json::array();

@@ -20,6 +20,7 @@ StreamOptions read_stream_options(const Fields& body);
 // What chat and completions wrap their choices in; what a choice looks like is theirs.
 class OpenAiFormat : public OutputFormat {
  public:
+  const std::string& id() const final { return id_; }
   void end(const Generation& generation, std::string& out) final;
   void error(const ApiError& error, std::string& out) final;
 

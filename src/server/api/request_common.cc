@@ -134,6 +134,7 @@ void read_tenant(const HttpRequest& http, const Fields& body, const Service& ser
                  GenerationRequest& out) {
   const KeyRing& keys = service.keys();
   out.cache_salt = keys.cache_salt(http, body.string("cache_salt"));
+  out.trace = http.trace;
   out.priority = static_cast<int>(body.integer("priority", 0, -kMaxInt, kMaxInt));
   std::string session = body.string("prompt_cache_key");
   if (const std::string* header = http.header("x-session-id"); header && !header->empty())

@@ -116,6 +116,7 @@ class ResponsesFormat final : public OutputFormat {
   ResponsesFormat(const ResponsesRequest& request, std::string id, std::string model)
       : request_(request), id_(std::move(id)), model_(std::move(model)), items_(id_) {}
 
+  const std::string& id() const override { return id_; }
   void begin(const Generation&, std::string& out) override {
     items_.out = &out;
     const Json response = response_json("in_progress", nullptr);

@@ -125,8 +125,10 @@ std::optional<HttpResponse> Routes::refuse(const HttpRequest& head) {
 boost::asio::awaitable<void> Routes::handle(HttpRequest request, HttpExchange& exchange) {
   bool known_path = false;
   const Route* route = find_route(request, known_path);
-  const std::optional<TraceContext> trace = read_trace_context(request);
-  if (trace) tell(*trace, request, exchange);
+  if (const auto trace = read_trace_context(request)) {
+    request.trace = std::make_shared<const TraceContext>(*trace);
+    tell(*trace, request, exchange);
+  }
   std::optional<ApiError> fault;
   try {
     co_await route->handler(service_, request, exchange);
@@ -138,7 +140,7 @@ boost::asio::awaitable<void> Routes::handle(HttpRequest request, HttpExchange& e
   if (!fault) co_return;
   if (fault->status() >= 500) {
     spdlog::warn("{} {}{}: {}", fault->status(), request.path,
-                 trace ? " (trace " + trace->trace_id + ")" : "", fault->what());
+                 request.trace ? " (trace " + request.trace->trace_id + ")" : "", fault->what());
   }
   if (!exchange.started()) co_await exchange.reply(response_of(*fault, request.path));
 }

@@ -2,6 +2,8 @@
 
 #include <spdlog/spdlog.h>
 
+#include "server/api/request_span.h"
+
 namespace vamp {
 namespace {
 
@@ -100,6 +102,7 @@ asio::awaitable<void> run_generation(Service& service, const GenerationRequest& 
   if (exchange.gone()) co_return;
   Generation generation(service.bridge(), service.text().tokenizer(), exchange, request,
                         service.options());
+  const RequestSpan span(service, request, format.id(), generation);
   if (streamed) {
     co_await stream(generation, format, exchange);
   } else {

@@ -22,6 +22,7 @@ struct ChoiceResult {
 class OutputFormat {
  public:
   virtual ~OutputFormat() = default;
+  virtual const std::string& id() const = 0;  // of the answer
   virtual void begin(const Generation&, std::string& /*out*/) {}
   virtual void delta(size_t choice, const ChoiceDelta& delta, const Generation& generation,
                      std::string& out) = 0;

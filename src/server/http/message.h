@@ -4,6 +4,7 @@
 #include <boost/asio/any_io_executor.hpp>
 #include <boost/asio/awaitable.hpp>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -14,12 +15,15 @@ namespace vamp {
 
 using HttpHeaders = std::vector<std::pair<std::string, std::string>>;
 
+struct TraceContext;
+
 struct HttpRequest {
   std::string method;   // as written: "GET"
   std::string path;     // of the target, without query
   std::string query;    // behind '?'
   HttpHeaders headers;  // names in lower case
   std::string body;
+  std::shared_ptr<const TraceContext> trace;  // null: the caller traces nothing
 
   // Null when there is none; the first when there are several. `name` in lower case.
   const std::string* header(std::string_view name) const {
