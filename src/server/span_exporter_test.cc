@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "base/error.h"
+#include "server/test_observers.h"
 #include "server/test_support.h"
 
 namespace vamp {

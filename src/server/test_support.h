@@ -5,14 +5,11 @@
 #include <gtest/gtest.h>
 #include <netinet/in.h>
 #include <poll.h>
-#include <spdlog/sinks/base_sink.h>
-#include <spdlog/spdlog.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <deque>
-#include <filesystem>
 #include <map>
 #include <nlohmann/json.hpp>
 
@@ -399,40 +396,6 @@ inline std::vector<nlohmann::json> events_of(const std::string& body) {
     events.push_back(data == "[DONE]" ? nlohmann::json(data) : nlohmann::json::parse(data));
   }
   return events;
-}
-
-// What is logged meanwhile. Made before the server, so that no thread of its logs elsewhere.
-class LogCapture {
- public:
-  LogCapture() { spdlog::set_default_logger(std::make_shared<spdlog::logger>("test", sink_)); }
-  ~LogCapture() { spdlog::set_default_logger(before_); }
-
-  std::string text() { return sink_->text(); }
-
- private:
-  class Sink final : public spdlog::sinks::base_sink<std::mutex> {
-   public:
-    std::string text() {
-      const std::lock_guard lock(mutex_);
-      return text_;
-    }
-
-   private:
-    void sink_it_(const spdlog::details::log_msg& message) override {
-      text_.append(message.payload.data(), message.payload.size());
-      text_ += '\n';
-    }
-    void flush_() override {}
-    std::string text_;
-  };
-
-  std::shared_ptr<spdlog::logger> before_ = spdlog::default_logger();
-  std::shared_ptr<Sink> sink_ = std::make_shared<Sink>();
-};
-
-inline size_t open_descriptors() {
-  const auto entries = std::filesystem::directory_iterator("/proc/self/fd");
-  return static_cast<size_t>(std::distance(begin(entries), end(entries)));
 }
 
 // Until `condition` holds; false after ten seconds.

@@ -5,6 +5,7 @@
 #include <fstream>
 #include <thread>
 
+#include "server/test_observers.h"
 #include "server/test_support.h"
 
 namespace vamp {
