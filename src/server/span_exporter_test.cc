@@ -16,11 +16,10 @@ using nlohmann::json;
 using testing::AllOf;
 using testing::HasSubstr;
 
-// Takes OTLP's requests, one after the other, and answers with `status`.
-class Collector {
+// A port that takes connections. Nobody answers by itself.
+class Listener {
  public:
-  explicit Collector(int status = 200) : status_(status) {
-    socket_ = socket(AF_INET, SOCK_STREAM, 0);
+  Listener() : socket_(socket(AF_INET, SOCK_STREAM, 0)) {
     sockaddr_in address{};
     address.sin_family = AF_INET;
     address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
@@ -29,15 +28,29 @@ class Collector {
     EXPECT_EQ(listen(socket_, 16), 0);
     getsockname(socket_, reinterpret_cast<sockaddr*>(&address), &size);
     port_ = ntohs(address.sin_port);
-    thread_ = std::thread([this] { run(); });
   }
-  ~Collector() {
-    shutdown(socket_, SHUT_RDWR);
-    thread_.join();
-    close(socket_);
-  }
+  ~Listener() { close(socket_); }
+  Listener(const Listener&) = delete;
+  Listener& operator=(const Listener&) = delete;
 
   std::string url() const { return "http://127.0.0.1:" + std::to_string(port_); }
+  int accept_next() { return accept(socket_, nullptr, nullptr); }  // negative: shut down
+  void shut_down() { shutdown(socket_, SHUT_RDWR); }
+
+ private:
+  int socket_, port_ = 0;
+};
+
+// Takes OTLP's requests, one after the other, and answers with `status`.
+class Collector {
+ public:
+  explicit Collector(int status = 200) : status_(status), thread_([this] { run(); }) {}
+  ~Collector() {
+    listener_.shut_down();
+    thread_.join();
+  }
+
+  std::string url() const { return listener_.url(); }
   int requests() const { return requests_; }
 
   // Once there are `count`; fewer after ten seconds.
@@ -52,7 +65,7 @@ class Collector {
 
  private:
   void run() {
-    for (int client; (client = accept(socket_, nullptr, nullptr)) >= 0; close(client)) {
+    for (int client; (client = listener_.accept_next()) >= 0; close(client)) {
       std::string text;
       char chunk[65536];
       size_t head = std::string::npos;
@@ -84,7 +97,7 @@ class Collector {
   }
 
   const int status_;
-  int socket_ = -1, port_ = 0;
+  Listener listener_;
   std::atomic<int> requests_ = 0;
   std::mutex mutex_;
   std::vector<json> spans_;
@@ -223,19 +236,11 @@ TEST(Spans, ThatNobodyTakesHoldNobodyUp) {
 
 TEST(Spans, BeyondTheQueueAreLostAndCounted) {
   LogCapture log;
-  const int silent = socket(AF_INET, SOCK_STREAM, 0);  // takes connections, and says nothing
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t size = sizeof address;
-  ASSERT_EQ(bind(silent, reinterpret_cast<sockaddr*>(&address), size), 0);
-  ASSERT_EQ(listen(silent, 16), 0);
-  getsockname(silent, reinterpret_cast<sockaddr*>(&address), &size);
+  const Listener silent;
   {
-    SpanExporter exporter(fmt::format("http://127.0.0.1:{}", ntohs(address.sin_port)));
+    SpanExporter exporter(silent.url());
     for (int i = 0; i < 20'000; ++i) exporter.add({});
   }
-  close(silent);
   EXPECT_THAT(log.text(), HasSubstr("20000 spans were lost in all"));
 }
 
