@@ -105,7 +105,6 @@ class MoeBlock {
     }
     ints_ = DeviceBuffer<int>(2 * T * K + 2 * E + 3);
     weights_ = DeviceBuffer<float>(T * K);
-    counts_ = DeviceBuffer<uint32_t>(E);
     work_ = DeviceBuffer<WorkItem>(static_cast<size_t>(max_work_items(max_tokens, shape)));
     activation_ = DeviceBuffer<__nv_bfloat16>(T * K * static_cast<size_t>(shape.intermediate));
     y_ = DeviceBuffer<__nv_bfloat16>(T * K * H);
@@ -165,7 +164,6 @@ class MoeBlock {
   bool shared_;
   DeviceBuffer<float> logits_, weights_, y32_;
   DeviceBuffer<int> ints_;
-  DeviceBuffer<uint32_t> counts_;
   DeviceBuffer<WorkItem> work_;
   DeviceBuffer<__nv_bfloat16> activation_, y_;
   Routing routing_;

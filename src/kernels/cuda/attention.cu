@@ -97,15 +97,16 @@ void Attention::Impl::plan_short(bool graph, cudaStream_t stream) {
 // Sequences [first, end). Dense: "pages" of one token, which lie as the queries do.
 void Attention::Impl::plan_long(int first, int end, bool is_dense, cudaStream_t stream) {
   if (first == end) return;
-  const auto* starts = const_cast<int32_t*>(batch.query_start_host);
+  const auto host = [](const int32_t* p) { return const_cast<int32_t*>(p); };
+  const int32_t* starts = batch.query_start_host;
   const size_t place = (is_dense ? 2 : 1) * kIntWorkspaceBytes;
   flashinfer::PrefillPlanSM90Info& plan_info = is_dense ? dense_info : long_info;
   check(flashinfer::PrefillSM90Plan<int32_t>(
             floats.get(), floats.size(), ints.get() + place, pinned[next] + place,
-            kIntWorkspaceBytes, plan_info, const_cast<int32_t*>(starts) + first,
-            const_cast<int32_t*>(is_dense ? starts : batch.block_start_host) + first,
-            const_cast<int32_t*>(batch.context_host) + first, starts[end] - starts[first],
-            end - first, shape.num_heads, shape.kv_heads, shape.head_dim, shape.head_dim,
+            kIntWorkspaceBytes, plan_info, host(starts + first),
+            host((is_dense ? starts : batch.block_start_host) + first),
+            host(batch.context_host + first), starts[end] - starts[first], end - first,
+            shape.num_heads, shape.kv_heads, shape.head_dim, shape.head_dim,
             is_dense ? 1 : block_tokens, /*causal=*/true, /*enable_cuda_graph=*/false, sizeof(bf16),
             stream),
         "planning attention of long queries");

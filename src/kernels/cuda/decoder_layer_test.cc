@@ -164,12 +164,10 @@ class Layer {
            d_shared_ = device_buffer(int64_t{tokens_} * 1032),
            d_act_ = device_buffer(int64_t{tokens_} * 512),
            d_logits_ = device_buffer(int64_t{tokens_} * kExperts, DType::kF32),
-           d_weights_ = device_buffer(int64_t{tokens_} * kTopK, DType::kF32),
            d_activation_ = device_buffer(int64_t{tokens_} * kTopK * shape_.intermediate),
            d_y_ = device_buffer(int64_t{tokens_} * kTopK * H),
            d_y32_ = device_buffer(int64_t{tokens_} * kTopK * H, DType::kF32);
-  DeviceBuffer<int32_t> d_lists_{sz(2 * tokens_ * kTopK + kExperts + 2)};
-  DeviceBuffer<WorkItem> d_work_{sz(max_work_items(tokens_, shape_))};
+  RoutingBuffers lists_{tokens_, kExperts, kTopK};
   DeviceBuffer<char> d_scratch_{gated_delta_chunked_scratch_bytes(tokens_, c_.sequences, delta_)};
 };
 
@@ -309,13 +307,7 @@ void Layer::gpu_linear_attention(cudaStream_t s) {
 void Layer::gpu_experts(cudaStream_t s) {
   __nv_bfloat16* const residual = residual_.device.bf();
   gpu_product(d_x_, router_, kExperts, H, Out::kFloat, d_logits_.f32(), s);
-  Routing routing;
-  routing.experts = d_lists_.get();
-  routing.pairs = routing.experts + tokens_ * kTopK;
-  routing.expert_start = routing.pairs + tokens_ * kTopK;
-  routing.num_work = routing.expert_start + kExperts + 1;
-  routing.weights = d_weights_.f32();
-  routing.work = d_work_.get();
+  const Routing routing = lists_.view();
   route(d_logits_.f32(), routing, tokens_, kExperts, kTopK, true, s);
   if (next_) {
     gpu_product(d_x_, shared_in_, 1032, H, Out::kActivation, d_shared_.bf(), s);

@@ -1,8 +1,7 @@
 // Gated DeltaNet on the device: see kernels/gated_delta.h for what is computed. Activations are
-// bf16, states and sums f32; a state lies here as [value_heads, value dim, key dim]. Prefill and
-// decode are the same kernels; a sequence's result does not depend on the others or on how its
-// tokens are cut into steps (but for the rounding of the convolution's inputs, which are
-// activations anyway).
+// bf16, states and sums f32; a state lies here as [value_heads, value dim, key dim]. Convolution,
+// rule and norm take steps of any kind; a decode step has a kernel for all three, long prefills one
+// for the rule (gated_delta_chunked.h). A sequence's result does not depend on the others.
 #pragma once
 
 #include <cuda_bf16.h>

@@ -9,8 +9,8 @@
 
 namespace vamp::cuda {
 
-// Whether it applies and is faster: 20 us for a sequence's first 64 tokens and 3 for every 64 more,
-// against 21 for every 64.
+// Whether it applies and is taken: for 8,192 tokens of one sequence it needs a fifth of the time;
+// where the two meet was not measured.
 inline bool gated_delta_takes_chunked(const GatedDeltaBatch& batch, const GatedDeltaShape& shape) {
   return shape.head_dim == 128 && batch.tokens >= 64 * batch.sequences;
 }

@@ -1,6 +1,6 @@
-// A cluster of blocks shares a tile of 64 or 128 weight rows: each takes a run of K, brought by the
-// copy unit into a ring in shared memory and multiplied with all tokens; then each block adds up
-// what the others have for its share of the tokens, in their order.
+// A cluster of blocks shares a tile of 64 weight rows: each takes a run of K, brought by the copy
+// unit into a ring in shared memory and multiplied with all tokens by one warpgroup; then each
+// block adds up what all have for its share of the tokens, in their order.
 #include <cooperative_groups.h>
 
 #include <algorithm>
@@ -23,32 +23,24 @@ using bf16 = __nv_bfloat16;
 
 constexpr int kDepth = kTensorMapCols;  // of K in a stage
 constexpr int kMaxSplit = 8;
-constexpr int kWarpgroup = 128;
+constexpr int kBlocksPerSm = 2;
+constexpr int kRingBytes = 96 * 1024;
+constexpr int kWarpgroup = 128, kThreads = kWarpgroup + 32;  // and a warp that copies
+constexpr int kRows = 64;                                    // of a tile
+constexpr int kSumRow = kRows + 4;  // padded, so that a warp's writes spread over banks
 
-// kTokens columns of the product, kGroups warpgroups of 64 weight rows each.
-template <int kTokens, int kGroups>
-struct Shape {
-  static constexpr int kRows = 64 * kGroups;
-  static constexpr int kThreads = kGroups * kWarpgroup + 32;
-  static constexpr int kBlocksPerSm = kTokens <= 128 ? 2 : 1;
-  static constexpr int kStageBytes = (kRows + kTokens) * kDepth * 2;
-  static constexpr int kStages = std::min(8, 192 * 1024 / kBlocksPerSm / kStageBytes);
-  // Sums lie as [token][row], padded, so that a warp's writes spread over banks.
-  static constexpr int kSumRow = kRows + 4;
-  static_assert(kTokens * kSumRow * 4 <= kStages * kStageBytes);
-};
-
-template <int kTokens, int kGroups>
+template <int kTokens>
 struct Shared {
-  using S = Shape<kTokens, kGroups>;
+  static constexpr int kStageBytes = (kRows + kTokens) * kDepth * 2;
+  static constexpr int kStages = std::min(8, kRingBytes / kStageBytes);
   union {
     struct {
-      bf16 weights[S::kStages][S::kRows * kDepth];
-      bf16 tokens[S::kStages][kTokens * kDepth];
+      bf16 weights[kStages][kRows * kDepth];
+      bf16 tokens[kStages][kTokens * kDepth];
     };
-    float sums[kTokens][S::kSumRow];
+    float sums[kTokens][kSumRow];
   };
-  Barrier full[S::kStages], empty[S::kStages];
+  Barrier full[kStages], empty[kStages];
 };
 
 struct Output {
@@ -60,10 +52,10 @@ struct Output {
 };
 
 // Brings this block's run of K: steps [first, last).
-template <int kTokens, int kGroups>
-__device__ void produce(Shared<kTokens, kGroups>& shared, const CUtensorMap& weights,
+template <int kTokens>
+__device__ void produce(Shared<kTokens>& shared, const CUtensorMap& weights,
                         const CUtensorMap& tokens, int row, int first, int last) {
-  using S = Shape<kTokens, kGroups>;
+  using S = Shared<kTokens>;
   const auto copy_weights = [&](int stage, int step) {
     shared.full[stage].arrive_expecting(S::kStageBytes);
     copy_box(shared.weights[stage], weights, shared.full[stage], step * kDepth, row, 0);
@@ -88,11 +80,10 @@ __device__ void produce(Shared<kTokens, kGroups>& shared, const CUtensorMap& wei
   }
 }
 
-// sum += this warpgroup's 64 rows times all tokens, over `steps` stages.
-template <int kTokens, int kGroups>
-__device__ void consume(Shared<kTokens, kGroups>& shared, int group, int steps,
-                        float (&sum)[kTokens / 2]) {
-  using S = Shape<kTokens, kGroups>;
+// sum += the tile's rows times all tokens, over `steps` stages.
+template <int kTokens>
+__device__ void consume(Shared<kTokens>& shared, int steps, float (&sum)[kTokens / 2]) {
+  using S = Shared<kTokens>;
   const auto release = [&](int stage) {
     if (threadIdx.x % 32 == 0) shared.empty[stage].arrive();
   };
@@ -100,7 +91,7 @@ __device__ void consume(Shared<kTokens, kGroups>& shared, int group, int steps,
   uint32_t parity = 0;
   for (int i = 0; i < steps; ++i) {
     shared.full[stage].wait(parity);
-    const uint64_t a = matrix_descriptor(shared.weights[stage] + group * 64 * kDepth),
+    const uint64_t a = matrix_descriptor(shared.weights[stage]),
                    b = matrix_descriptor(shared.tokens[stage]);
     pin_registers(sum);
     wgmma_begin();
@@ -141,40 +132,37 @@ __device__ void finish(float4 sum, int t, int n, const Output& out) {
   *place = make_uint2(pack_bf16(sum.x, sum.y), pack_bf16(sum.z, sum.w));
 }
 
-template <int kTokens, int kGroups>
-__global__ void __launch_bounds__(Shape<kTokens, kGroups>::kThreads,
-                                  Shape<kTokens, kGroups>::kBlocksPerSm)
+template <int kTokens>
+__global__ void __launch_bounds__(kThreads, kBlocksPerSm)
     split_kernel(const __grid_constant__ CUtensorMap weights,
                  const __grid_constant__ CUtensorMap tokens, int steps, int split, Output out) {
-  using S = Shape<kTokens, kGroups>;
+  using S = Shared<kTokens>;
   extern __shared__ __align__(1024) char memory[];
-  auto& shared = *reinterpret_cast<Shared<kTokens, kGroups>*>(memory);
-  const int rank = blockIdx.x % split, first_row = blockIdx.x / split * S::kRows;
+  auto& shared = *reinterpret_cast<Shared<kTokens>*>(memory);
+  const int rank = blockIdx.x % split, first_row = blockIdx.x / split * kRows;
   const int first = steps * rank / split, last = steps * (rank + 1) / split;
-  const int group = threadIdx.x / kWarpgroup;
+  const bool copies = threadIdx.x >= kWarpgroup;
   allow_next();
-  if (threadIdx.x == kGroups * kWarpgroup) {
+  if (threadIdx.x == kWarpgroup) {
     for (int s = 0; s < S::kStages; ++s) {
       shared.full[s].init(1);
-      shared.empty[s].init(kGroups * kWarpgroup / 32);
+      shared.empty[s].init(kWarpgroup / 32);
     }
     fence_barrier_init();
   }
   __syncthreads();
   float sum[kTokens / 2] = {};
-  if (group < kGroups) {
+  if (!copies) {
     wait_for_previous();
-    consume(shared, group, last - first, sum);
+    consume(shared, last - first, sum);
   } else {
-    if (threadIdx.x == kGroups * kWarpgroup)
-      produce(shared, weights, tokens, first_row, first, last);
+    if (threadIdx.x == kWarpgroup) produce(shared, weights, tokens, first_row, first, last);
     wait_for_previous();
     __syncwarp();
   }
   __syncthreads();  // the ring is not in use any more: sums take its place
-  if (group < kGroups) {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x % kWarpgroup / 32;
-    const int row = group * 64 + warp * 16 + lane / 4;
+  if (!copies) {
+    const int lane = threadIdx.x % 32, row = threadIdx.x / 32 * 16 + lane / 4;
 #pragma unroll
     for (int j = 0; j < kTokens / 8; ++j) {
 #pragma unroll
@@ -188,9 +176,9 @@ __global__ void __launch_bounds__(Shape<kTokens, kGroups>::kThreads,
   const cg::cluster_group cluster = cg::this_cluster();
   const auto sync_all = [&] { split == 1 ? __syncthreads() : cluster.sync(); };
   sync_all();
-  constexpr int kFours = S::kRows / 4;
+  constexpr int kFours = kRows / 4;
   const int share = (out.tokens + split - 1) / split;
-  for (int i = threadIdx.x; i < share * kFours; i += S::kThreads) {
+  for (int i = threadIdx.x; i < share * kFours; i += kThreads) {
     const int t = min(kTokens - 1, rank * share + i / kFours), row = i % kFours * 4;
     float4 part[kMaxSplit];
 #pragma unroll
@@ -212,13 +200,12 @@ __global__ void __launch_bounds__(Shape<kTokens, kGroups>::kThreads,
   sync_all();  // others may still read this block's sums
 }
 
-template <int kTokens, int kGroups>
+template <int kTokens>
 struct Launcher {
-  using S = Shape<kTokens, kGroups>;
-  static constexpr int kBytes = sizeof(Shared<kTokens, kGroups>);
+  static constexpr int kBytes = sizeof(Shared<kTokens>);
 
   static auto kernel() {
-    const auto kernel = split_kernel<kTokens, kGroups>;
+    const auto kernel = split_kernel<kTokens>;
     check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes),
           "linear_split's shared memory");
     return kernel;
@@ -228,13 +215,13 @@ struct Launcher {
     static std::array<std::atomic<int>, kMaxSplit + 1> known{};
     if (const int clusters = known[static_cast<size_t>(split)]) return clusters;
     const int clusters = max_active_clusters("asking for linear_split's clusters", kernel(), split,
-                                             S::kThreads, kBytes);
+                                             kThreads, kBytes);
     known[static_cast<size_t>(split)] = clusters;
     return clusters;
   }
   // Blocks a tile of the weights is shared by: as many as still run all at once; 0: not even one.
   static int split_of(const LinearPart& part) {
-    const int tiles = (part.weight.rows + S::kRows - 1) / S::kRows;
+    const int tiles = (part.weight.rows + kRows - 1) / kRows;
     const int steps = (part.weight.cols + kDepth - 1) / kDepth;
     for (int split = std::min(kMaxSplit, steps); split >= 1; --split)
       if (tiles <= clusters_at_a_time(split)) return split;
@@ -242,14 +229,14 @@ struct Launcher {
   }
   static void launch(const bf16* x, int rows, const LinearPart& part, cudaStream_t stream) {
     const int N = part.weight.rows, K = part.weight.cols;
-    const int tiles = (N + S::kRows - 1) / S::kRows, split = std::max(1, split_of(part));
+    const int tiles = (N + kRows - 1) / kRows, split = std::max(1, split_of(part));
     const auto map = [K](const void* data, int matrix_rows, int box) {
       return bf16_tensor_map(data, K, matrix_rows, 1, static_cast<size_t>(matrix_rows) * K * 2,
                              box);
     };
     const Output out{part.out, part.out_stride, part.bias, part.kind, rows, N};
-    launch_overlapped_clusters("linear_split", kernel(), tiles * split, S::kThreads, kBytes, stream,
-                               split, map(part.weight.data, N, S::kRows), map(x, rows, kTokens),
+    launch_overlapped_clusters("linear_split", kernel(), tiles * split, kThreads, kBytes, stream,
+                               split, map(part.weight.data, N, kRows), map(x, rows, kTokens),
                                (K + kDepth - 1) / kDepth, split, out);
   }
 };
@@ -257,11 +244,9 @@ struct Launcher {
 // Calls f with the Launcher that fits `rows` tokens.
 template <typename F>
 auto with_launcher(int rows, F&& f) {
-  if (rows <= 16) return f(Launcher<16, 1>{});
-  if (rows <= 32) return f(Launcher<32, 1>{});
-  if (rows <= 64) return f(Launcher<64, 1>{});
-  if (rows <= 128) return f(Launcher<128, 2>{});
-  return f(Launcher<256, 2>{});
+  if (rows <= 16) return f(Launcher<16>{});
+  if (rows <= 32) return f(Launcher<32>{});
+  return f(Launcher<64>{});
 }
 
 }  // namespace

@@ -4,13 +4,14 @@
 #include <numeric>
 
 #include "kernels/cuda/cuda_test_support.h"
-#include "kernels/cuda/host_reference.h"
 #include "kernels/cuda/moe_routing.h"
 #include "kernels/cuda/moe_skinny.h"
 #include "kernels/cuda/norm.h"
 
 namespace vamp::cuda {
 namespace {
+
+using bf16 = __nv_bfloat16;
 
 struct RouteCase {
   int T, E, top_k;

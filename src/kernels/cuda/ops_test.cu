@@ -6,13 +6,14 @@
 #include "kernels/cuda/attention.h"
 #include "kernels/cuda/cuda_test_support.h"
 #include "kernels/cuda/decode_attention.h"
-#include "kernels/cuda/host_reference.h"
 #include "kernels/cuda/linear_skinny.h"
 #include "kernels/cuda/norm.h"
 #include "kernels/cuda/qk_rope_kv.h"
 
 namespace vamp::cuda {
 namespace {
+
+using bf16 = __nv_bfloat16;
 
 struct LinearCase {
   int T, N, K;

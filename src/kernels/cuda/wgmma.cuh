@@ -120,7 +120,7 @@ __device__ __forceinline__ void wgmma(uint64_t a, uint64_t b, float (&d)[kColumn
   namespace gmma = cute::SM90::GMMA;
   constexpr auto kRowMajor = gmma::Major::K;
   constexpr std::make_index_sequence<kColumns / 2> indices{};
-  static_assert((kColumns % 16 == 0 && kColumns <= 128) || kColumns == 256);
+  static_assert(kColumns % 16 == 0 && kColumns <= 128);
 #define VAMP_WGMMA(n)          \
   if constexpr (kColumns == n) \
   wgmma_call<gmma::MMA_64x##n##x16_F32BF16BF16_SS<kRowMajor, kRowMajor>>(a, b, d, indices)
@@ -132,7 +132,6 @@ __device__ __forceinline__ void wgmma(uint64_t a, uint64_t b, float (&d)[kColumn
   VAMP_WGMMA(96);
   VAMP_WGMMA(112);
   VAMP_WGMMA(128);
-  VAMP_WGMMA(256);
 #undef VAMP_WGMMA
 }
 __device__ __forceinline__ void wgmma_begin() {

@@ -11,8 +11,8 @@ namespace vamp {
 
 // Pinned copies of every expert that may ever be given up, made once at start from `source` in
 // device layout, so that a layer's given-up experts are one copy; moving the boundary repacks
-// nothing. Other experts are read from `source`, through
-// ordinary host memory: they are loaded once.
+// nothing. Other experts are read from `source`, through ordinary host memory: they are loaded
+// once.
 //
 // The HostExperts method copies to *device* addresses, on a stream of this object, and returns when
 // the bytes have arrived. Pinning takes 0.7 s a GiB. One thread, the device's current one.
