@@ -107,9 +107,11 @@ bool fits_skinny(const LinearPart& part, int64_t x_stride, int rows) {
          x_stride == part.weight.cols && part.out_stride == part.weight.rows && !part.bias;
 }
 // For matrices whose tiles are too few for cuBLASLt to keep the multiprocessors busy: of 5,120
-// weight rows it is the faster one at 64 rows (8.0 us against 8.9), of 2,048 from 128 rows on.
+// weight rows it is the faster one at 64 rows (8.0 us against 8.9), of 2,048 from 65 rows on, but
+// from 129 on it loses more than that by waiting for the kernel in front.
 bool fits_split(const LinearPart& part, int64_t x_stride, int rows) {
-  return part.weight.rows <= 4096 && x_stride == part.weight.cols && part.weight.rows % 8 == 0 &&
+  const int most = rows <= 64 ? 4096 : rows <= 128 ? 1024 : 2048;  // weight rows
+  return part.weight.rows <= most && x_stride == part.weight.cols && part.weight.rows % 8 == 0 &&
          part.out_stride % 4 == 0 && linear_split_takes(part, rows);
 }
 

@@ -1,5 +1,5 @@
-// A cluster of blocks shares a tile of 64 weight rows: each takes a run of K, brought by the copy
-// unit into a ring in shared memory and multiplied with all tokens by one warpgroup; then each
+// A cluster of blocks shares a tile of 64 weight rows and up to 64 tokens: each takes a run of K,
+// brought by the copy unit into a ring in shared memory and multiplied by one warpgroup; then each
 // block adds up what all have for its share of the tokens, in their order.
 #include <cooperative_groups.h>
 
@@ -54,14 +54,14 @@ struct Output {
 // Brings this block's run of K: steps [first, last).
 template <int kTokens>
 __device__ void produce(Shared<kTokens>& shared, const CUtensorMap& weights,
-                        const CUtensorMap& tokens, int row, int first, int last) {
+                        const CUtensorMap& tokens, int row, int token, int first, int last) {
   using S = Shared<kTokens>;
   const auto copy_weights = [&](int stage, int step) {
     shared.full[stage].arrive_expecting(S::kStageBytes);
     copy_box(shared.weights[stage], weights, shared.full[stage], step * kDepth, row, 0);
   };
   const auto copy_tokens = [&](int stage, int step) {
-    copy_box(shared.tokens[stage], tokens, shared.full[stage], step * kDepth, 0, 0);
+    copy_box(shared.tokens[stage], tokens, shared.full[stage], step * kDepth, token, 0);
   };
   const int filled = min(S::kStages, last - first);
   for (int i = 0; i < filled; ++i) copy_weights(i, first + i);
@@ -139,7 +139,9 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
   using S = Shared<kTokens>;
   extern __shared__ __align__(1024) char memory[];
   auto& shared = *reinterpret_cast<Shared<kTokens>*>(memory);
-  const int rank = blockIdx.x % split, first_row = blockIdx.x / split * kRows;
+  const int token_tiles = (out.tokens + kTokens - 1) / kTokens, tile = blockIdx.x / split;
+  const int rank = blockIdx.x % split, first_row = tile / token_tiles * kRows,
+            first_token = tile % token_tiles * kTokens;
   const int first = steps * rank / split, last = steps * (rank + 1) / split;
   const bool copies = threadIdx.x >= kWarpgroup;
   allow_next();
@@ -156,7 +158,8 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
     wait_for_previous();
     consume(shared, last - first, sum);
   } else {
-    if (threadIdx.x == kWarpgroup) produce(shared, weights, tokens, first_row, first, last);
+    if (threadIdx.x == kWarpgroup)
+      produce(shared, weights, tokens, first_row, first_token, first, last);
     wait_for_previous();
     __syncwarp();
   }
@@ -177,9 +180,9 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
   const auto sync_all = [&] { split == 1 ? __syncthreads() : cluster.sync(); };
   sync_all();
   constexpr int kFours = kRows / 4;
-  const int share = (out.tokens + split - 1) / split;
+  const int share = (min(kTokens, out.tokens - first_token) + split - 1) / split;
   for (int i = threadIdx.x; i < share * kFours; i += kThreads) {
-    const int t = min(kTokens - 1, rank * share + i / kFours), row = i % kFours * 4;
+    const int at = rank * share + i / kFours, t = min(kTokens - 1, at), row = i % kFours * 4;
     float4 part[kMaxSplit];
 #pragma unroll
     for (int from = 0; from < kMaxSplit; ++from) {
@@ -195,7 +198,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
         total = make_float4(total.x + part[from].x, total.y + part[from].y, total.z + part[from].z,
                             total.w + part[from].w);
     }
-    finish(total, rank * share + i / kFours, first_row + row, out);
+    if (at < kTokens) finish(total, first_token + at, first_row + row, out);
   }
   sync_all();  // others may still read this block's sums
 }
@@ -219,9 +222,12 @@ struct Launcher {
     known[static_cast<size_t>(split)] = clusters;
     return clusters;
   }
+  static int tiles_of(const LinearPart& part, int rows) {
+    return (part.weight.rows + kRows - 1) / kRows * ((rows + kTokens - 1) / kTokens);
+  }
   // Blocks a tile of the weights is shared by: as many as still run all at once; 0: not even one.
-  static int split_of(const LinearPart& part) {
-    const int tiles = (part.weight.rows + kRows - 1) / kRows;
+  static int split_of(const LinearPart& part, int rows) {
+    const int tiles = tiles_of(part, rows);
     const int steps = (part.weight.cols + kDepth - 1) / kDepth;
     for (int split = std::min(kMaxSplit, steps); split >= 1; --split)
       if (tiles <= clusters_at_a_time(split)) return split;
@@ -229,15 +235,15 @@ struct Launcher {
   }
   static void launch(const bf16* x, int rows, const LinearPart& part, cudaStream_t stream) {
     const int N = part.weight.rows, K = part.weight.cols;
-    const int tiles = (N + kRows - 1) / kRows, split = std::max(1, split_of(part));
+    const int split = std::max(1, split_of(part, rows));
     const auto map = [K](const void* data, int matrix_rows, int box) {
       return bf16_tensor_map(data, K, matrix_rows, 1, static_cast<size_t>(matrix_rows) * K * 2,
                              box);
     };
     const Output out{part.out, part.out_stride, part.bias, part.kind, rows, N};
-    launch_overlapped_clusters("linear_split", kernel(), tiles * split, kThreads, kBytes, stream,
-                               split, map(part.weight.data, N, kRows), map(x, rows, kTokens),
-                               (K + kDepth - 1) / kDepth, split, out);
+    launch_overlapped_clusters("linear_split", kernel(), tiles_of(part, rows) * split, kThreads,
+                               kBytes, stream, split, map(part.weight.data, N, kRows),
+                               map(x, rows, kTokens), (K + kDepth - 1) / kDepth, split, out);
   }
 };
 
@@ -253,7 +259,7 @@ auto with_launcher(int rows, F&& f) {
 
 bool linear_split_takes(const LinearPart& part, int rows) {
   return rows <= kSplitMaxRows &&
-         with_launcher(rows, [&](auto launcher) { return launcher.split_of(part) > 0; });
+         with_launcher(rows, [&](auto launcher) { return launcher.split_of(part, rows) > 0; });
 }
 
 void linear_split(const bf16* x, int rows, const LinearPart& part, cudaStream_t stream) {
