@@ -54,15 +54,13 @@ void run_ops(int layers) {
     dense(Step::kOutputOp, H, Step::kAttention);
     dense(Step::kRouterOp, 128, H);
     report("routing", tokens, time(Step::kRouteOp), 0, t * 512);
-    const double active = model.moe().active(), half = 2.0 * 768 * H;
+    const double active = model.moe().active(), expert = 3 * 2.0 * 768 * H;
     for (const auto kernels : {ExpertKernels::kSkinny, ExpertKernels::kGrouped}) {
       const bool skinny = kernels == ExpertKernels::kSkinny;
       if (skinny && tokens > 256) continue;
       model.moe().kernels = kernels;
-      report(skinny ? "skinny gate_up" : "grouped gate_up", tokens, time(Step::kGateUpOp),
-             t * 8 * half * 2, active * half * 2);
-      report(skinny ? "skinny down" : "grouped down", tokens, time(Step::kDownOp), t * 8 * half,
-             active * half);
+      report(skinny ? "experts, skinny" : "experts, grouped", tokens, time(Step::kExpertsOp),
+             t * 8 * expert, active * expert);
     }
     report("combine, norm", tokens, time(Step::kCombineOp), 0, t * 9 * 4096);
     report("norm", tokens, time(Step::kNormOp), 0, t * 2 * 4096);

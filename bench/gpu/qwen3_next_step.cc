@@ -155,8 +155,7 @@ void Qwen3NextStep::step(cudaStream_t s) {
     const Experts& e = experts_[static_cast<size_t>(l) % experts_.size()];
     const size_t matrix = size_t{2} * kHidden * static_cast<size_t>(moe_.shape().intermediate);
     const MoeWeights weights{e.gate_up.get(), e.down.get(), 2 * matrix, matrix, DType::kBf16};
-    moe_.gate_up(x, tokens, weights, s);
-    moe_.down(tokens, weights, s);
+    moe_.experts(x, tokens, weights, s, {}, /*in_place=*/true);
     moe_.combine(tokens, residual, norm(), x, s);
   }
   linear(x, batch_.sequences(), head_, kVocab / ranks_, kHidden, Out::kFloat, vocab_.get(), s);

@@ -13,8 +13,8 @@ constexpr float kScale = 0.088f;
 
 const char* Qwen3Step::op_name(Op op) {
   constexpr const char* kNames[] = {
-      "qkv",     "rope, cache write", "attention", "output projection", "norm", "router",
-      "routing", "gate, up",          "down",      "combine, norm",     "head"};
+      "qkv",    "rope, cache write", "attention", "output projection", "norm",
+      "router", "routing",           "experts",   "combine, norm",     "head"};
   return kNames[op];
 }
 
@@ -124,10 +124,8 @@ void Qwen3Step::run(Op op, int l, cudaStream_t s) {
       return linear(x_, tokens_, router_part(l));
     case kRouteOp:
       return moe_.route(l, tokens_, s);
-    case kGateUpOp:
-      return moe_.gate_up(x_.get(), tokens_, experts(l), s);
-    case kDownOp:
-      return moe_.down(tokens_, experts(l), s);
+    case kExpertsOp:
+      return moe_.experts(x_.get(), tokens_, experts(l), s, {}, !before_experts);
     case kCombineOp:
       return moe_.combine(tokens_, residual_.get(), norm(), x_.get(), s);
     case kHeadOp:
@@ -141,11 +139,11 @@ void Qwen3Step::step(cudaStream_t s, Op left_out) {
   run(kNormOp, 0, s);
   for (int l = 0; l < layers(); ++l) {
     for (int op = kQkvOp; op < kHeadOp; ++op) {
-      if (staged.stage && (op == kGateUpOp || op == kDownOp)) {
-        if (op == kGateUpOp) run_staged_experts(l, s);
+      if (staged.stage && op == kExpertsOp) {
+        run_staged_experts(l, s);
         continue;
       }
-      if (op == kGateUpOp && before_experts) before_experts(l, s);
+      if (op == kExpertsOp && before_experts) before_experts(l, s);
       if (op != left_out) run(static_cast<Op>(op), l, s);
       if (op == kCombineOp && after_experts) after_experts(l, s);
     }
@@ -161,8 +159,7 @@ void Qwen3Step::run_staged_experts(int l, cudaStream_t s) {
   for (const bool given_up : {false, true}) {
     if (given_up) arrived_.order(s);
     const ExpertPart part{staged.first(l), given_up};
-    moe_.gate_up(x_.get(), tokens_, experts(l), s, part);
-    moe_.down(tokens_, experts(l), s, part);
+    moe_.experts(x_.get(), tokens_, experts(l), s, part);
   }
 }
 

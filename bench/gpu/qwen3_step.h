@@ -25,8 +25,7 @@ class Qwen3Step {
     kNormOp,
     kRouterOp,
     kRouteOp,
-    kGateUpOp,
-    kDownOp,
+    kExpertsOp,
     kCombineOp,
     kHeadOp,
     kNone

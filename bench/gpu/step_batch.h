@@ -104,6 +104,7 @@ class MoeBlock {
       logits_ = DeviceBuffer<float>(logits);
     }
     ints_ = DeviceBuffer<int>(2 * T * K + 2 * E + 3);
+    progress_ = DeviceBuffer<int>(std::vector<int>(moe_progress_size(shape.experts)));
     weights_ = DeviceBuffer<float>(T * K);
     work_ = DeviceBuffer<WorkItem>(static_cast<size_t>(max_work_items(max_tokens, shape)));
     activation_ = DeviceBuffer<__nv_bfloat16>(T * K * static_cast<size_t>(shape.intermediate));
@@ -116,6 +117,7 @@ class MoeBlock {
     routing_.work_start = routing_.num_work + 1;
     routing_.weights = weights_.get();
     routing_.work = work_.get();
+    routing_.progress = progress_.get();
   }
 
   void route(int layer, int tokens, cudaStream_t s) {
@@ -127,16 +129,16 @@ class MoeBlock {
     return kernels == ExpertKernels::kBest ? moe_takes_grouped(tokens, shape_)
                                            : kernels == ExpertKernels::kGrouped;
   }
-  void gate_up(const __nv_bfloat16* x, int tokens, const MoeWeights& w, cudaStream_t s,
-               ExpertPart part = {}) {
-    (grouped(tokens) ? moe_grouped_gate_up : moe_skinny_gate_up)(x, tokens, shape_, w, routing_,
-                                                                 activation_.get(), s, part);
-  }
-  void down(int tokens, const MoeWeights& w, cudaStream_t s, ExpertPart part = {}) {
-    if (grouped(tokens))
-      moe_grouped_down(activation_.get(), tokens, shape_, w, routing_, y_.get(), s, part);
-    else
+  // `in_place`: as in moe_grouped_experts.
+  void experts(const __nv_bfloat16* x, int tokens, const MoeWeights& w, cudaStream_t s,
+               ExpertPart part = {}, bool in_place = false) {
+    if (grouped(tokens)) {
+      moe_grouped_experts(x, tokens, shape_, w, routing_, activation_.get(), y_.get(), s, part,
+                          in_place);
+    } else {
+      moe_skinny_gate_up(x, tokens, shape_, w, routing_, activation_.get(), s, part);
       moe_skinny_down(activation_.get(), tokens, shape_, w, routing_, y32_.get(), s, part);
+    }
   }
   void combine(int tokens, __nv_bfloat16* residual, const NormWeight& norm, __nv_bfloat16* x,
                cudaStream_t s) {
@@ -163,7 +165,7 @@ class MoeBlock {
   MoeShape shape_;
   bool shared_;
   DeviceBuffer<float> logits_, weights_, y32_;
-  DeviceBuffer<int> ints_;
+  DeviceBuffer<int> ints_, progress_;
   DeviceBuffer<WorkItem> work_;
   DeviceBuffer<__nv_bfloat16> activation_, y_;
   Routing routing_;

@@ -6,7 +6,7 @@
 #include <algorithm>
 
 #include "kernels/cuda/device_buffer.h"
-#include "kernels/cuda/moe_routing.h"
+#include "kernels/cuda/moe_grouped.h"
 #include "kernels/test_support.h"
 
 namespace vamp::cuda {
@@ -39,7 +39,7 @@ class OnDevice {
 
 // What route() fills, for at most T tokens.
 struct RoutingBuffers {
-  DeviceBuffer<int> experts, pairs, start, num_work, work_start;
+  DeviceBuffer<int> experts, pairs, start, num_work, work_start, progress;
   DeviceBuffer<WorkItem> work;
   DeviceBuffer<float> weights;
   DeviceBuffer<uint32_t> counts;
@@ -49,6 +49,7 @@ struct RoutingBuffers {
         start(static_cast<size_t>(E) + 1),
         num_work(1),
         work_start(static_cast<size_t>(E) + 1),
+        progress(std::vector<int>(moe_progress_size(E))),
         work(static_cast<size_t>(max_work_items(T, {E, top_k, 0, 0})) + 1),
         weights(pairs_of(T, top_k)),
         counts(static_cast<size_t>(E)) {
@@ -65,6 +66,7 @@ struct RoutingBuffers {
     r.num_work = num_work.get();
     r.work_start = work_start.get();
     r.expert_counts = counts.get();
+    r.progress = progress.get();
     return r;
   }
 };

@@ -319,8 +319,8 @@ void Layer::gpu_experts(cudaStream_t s) {
                            DType::kBf16};
   const NormWeight weight = norm(norm_.device.f32());
   if (moe_takes_grouped(tokens_, shape_)) {
-    moe_grouped_gate_up(d_x_.bf(), tokens_, shape_, weights, routing, d_activation_.bf(), s);
-    moe_grouped_down(d_activation_.bf(), tokens_, shape_, weights, routing, d_y_.bf(), s);
+    moe_grouped_experts(d_x_.bf(), tokens_, shape_, weights, routing, d_activation_.bf(), d_y_.bf(),
+                        s, {}, /*in_place=*/true);
     moe_grouped_combine_rms_norm(d_y_.bf(), tokens_, shape_, routing, residual, weight, d_x_.bf(),
                                  s);
   } else {

@@ -1,5 +1,5 @@
-// Experts' products for many tokens (prefill, large decode batches), by the matrix units. For few
-// tokens an expert moe_skinny is faster; both have a pair's result independent of other pairs.
+// Experts' products by the matrix units, for all but few tokens, of which moe_skinny is faster.
+// Both have a pair's result independent of other pairs.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -9,28 +9,29 @@
 
 namespace vamp::cuda {
 
-// Whether these are faster than moe_skinny: measured with Qwen3-30B-A3B's shape, equal at four
-// tokens an expert on average.
+// Whether these are faster than moe_skinny: with Qwen3's shapes from a pair to three experts on.
 inline bool moe_takes_grouped(int tokens, const MoeShape& shape) {
-  return static_cast<int64_t>(tokens) * shape.top_k > int64_t{4} * shape.experts;
+  return int64_t{3} * tokens * shape.top_k > shape.experts;
 }
 
-// activation[p] = silu(gate) * up of pair routing.pairs[p]: rows lie sorted by expert, so that the
-// next product reads them in one piece.
-//   x [tokens, H], activation [tokens * top_k, I], bf16; weights bf16; sums in f32. H and I
-//   multiples of 8, expert strides of 16 bytes. Weights of experts that no token chose are not
-//   read. Asynchronous, capturable.
-// `part`: as in moe_skinny_gate_up.
-void moe_grouped_gate_up(const __nv_bfloat16* x, int tokens, const MoeShape& shape,
+// activation[p] = silu(gate) * up of pair routing.pairs[p]: rows lie sorted by expert. Then y[pair]
+// = activation[p] down[expert]ᵀ, begun for the first experts while others still have to get theirs.
+//   x [tokens, H], activation [tokens * top_k, I], y [tokens * top_k, H], bf16; weights bf16; sums
+//   in f32. H and I multiples of 8, expert strides of 16 bytes. Asynchronous, capturable.
+// `part`: as in moe_skinny_gate_up. `in_place`: nothing that may still be running writes any
+// expert's weights, so that reading them begins while the launch in front ends, before it is known
+// which ones tokens chose; otherwise only those are read.
+void moe_grouped_experts(const __nv_bfloat16* x, int tokens, const MoeShape& shape,
                          const MoeWeights& weights, const Routing& routing,
-                         __nv_bfloat16* activation, cudaStream_t stream, ExpertPart part = {});
+                         __nv_bfloat16* activation, __nv_bfloat16* y, cudaStream_t stream,
+                         ExpertPart part = {}, bool in_place = false);
 
-// y[pair] = activation[p] down[expert]ᵀ of pair routing.pairs[p]:  y [tokens * top_k, H] bf16. Must
-// be the launch right after moe_grouped_gate_up on the stream: its reading of weights begins while
-// that one ends.
-void moe_grouped_down(const __nv_bfloat16* activation, int tokens, const MoeShape& shape,
-                      const MoeWeights& weights, const Routing& routing, __nv_bfloat16* y,
-                      cudaStream_t stream, ExpertPart part = {});
+// Of Routing::progress: a count for drawing tiles, one for each tile that a block may have of its
+// own, one for each expert.
+inline constexpr int kMoeEarlyTiles = 256;
+inline size_t moe_progress_size(int experts) {
+  return 1 + size_t{kMoeEarlyTiles} + static_cast<size_t>(experts);
+}
 
 // residual[t] += sum over a token's slots, in order, of weight * y[pair], in f32 until the end;
 // out[t] = norm(residual[t]) unless out is null. hidden a multiple of 8, at most 8192.

@@ -1,9 +1,10 @@
-// Which tiles of the experts' products there are, and the warpgroup that brings them into shared
-// memory. See moe_grouped.cu.
+// Which tiles the experts' products are made of and in which order blocks take them. See
+// moe_grouped.cu.
 #pragma once
 
-#include "kernels/cuda/launch.cuh"
-#include "kernels/cuda/moe_routing.h"
+#include <algorithm>
+
+#include "kernels/cuda/moe_grouped.h"
 #include "kernels/cuda/tensor_map.h"
 #include "kernels/cuda/wgmma.cuh"
 
@@ -11,221 +12,209 @@ namespace vamp::cuda::grouped {
 
 using bf16 = __nv_bfloat16;
 
-constexpr int kTokens = 128;            // most tokens of a tile
 constexpr int kHalfRows = 128;          // a tile's weights: two boxes of that many rows
 constexpr int kDepth = kTensorMapCols;  // of K in a stage
-constexpr int kStages = 4;
-constexpr int kLag = 2;         // gathered stages in flight before one is awaited
-constexpr int kBoxTokens = 16;  // tokens come in boxes of that many
+constexpr int kQueue = 8;               // tiles that their weights may be ahead of the products
 constexpr int kWarpgroup = 128;
 constexpr int kThreads = 3 * kWarpgroup;
-constexpr int kConsumerWarps = 8;
+constexpr int kTokenThreads = kWarpgroup - 32, kTokenWarps = kTokenThreads / 32;
+constexpr int kConsumers = 2, kConsumerWarps = kConsumers * kWarpgroup / 32;
 constexpr int kRowStep = kWarpgroup / 8;  // eight threads write a row's 64 values
 
+// One block's work: some rows of an output for some tokens of an expert.
+struct alignas(16) Tile {
+  enum Kind : uint8_t {
+    kGateUp,  // 128 rows of gate and the same ones of up
+    kDown,    // 256 rows
+    kUnused,  // what was read ahead for nothing
+    kTaken,   // another block's
+    kEnd
+  };
+  int32_t expert, first;  // tokens: places first ... first + count of the sorted pairs
+  int32_t row;            // first row of the output; kUnused: stages
+  uint16_t groups;        // that the expert's tokens are cut into
+  uint8_t count;
+  Kind kind;
+};
+static_assert(sizeof(Tile) == 16);
+
+// Whether tiles of at most so many tokens take as long as their weights' bytes, not as the
+// products.
+template <int kTokens>
+constexpr bool kStreams = kTokens <= 64;
+
+// `kTokens`: most of a tile. The fewer, the more weights are on their way.
+template <int kTokens>
 struct Shared {
+  static constexpr int kStages = kTokens <= 32 ? 6 : kTokens <= 64 ? 5 : 4;
   bf16 weights[kStages][2][kHalfRows * kDepth];
   bf16 tokens[kStages][kTokens * kDepth];
-  bf16 out[2][kTokens * 64];  // of a warpgroup: rows of 64
-  Barrier full[kStages], empty[kStages];
-  uint16_t first_group[kRoutingMaxExperts + 2];  // groups of tokens before an expert's
+  union {
+    bf16 out[kConsumers][kTokens * 64];            // of a warpgroup: rows of 64
+    int32_t expert_start[kRoutingMaxExperts + 1];  // until the first tile
+  };
+  Tile queue[kQueue];
+  Barrier full[kStages], empty[kStages], queued[kQueue], taken[kQueue];
+  uint16_t first_group[kRoutingMaxExperts + 2];  // groups of tokens before a position's
 };
-static_assert(sizeof(Shared) <= 227 * 1024);
-
-// gate and up rows of the same indices, or 256 rows of down.
-template <bool kGateUp>
-constexpr int kRowsPerTile = kGateUp ? kHalfRows : 2 * kHalfRows;
+static_assert(std::max({sizeof(Shared<32>), sizeof(Shared<64>), sizeof(Shared<128>)}) <=
+              227 * 1024);
 
 struct Problem {
-  const bf16* x;  // gate_up: [tokens, K], gathered
-  bf16* out;
+  const bf16* x;     // [tokens, hidden], gathered
+  bf16* activation;  // [pairs, intermediate], by expert
+  bf16* y;           // [pairs, hidden]
   const int32_t* expert_start;
   const int32_t* pairs;
-  int experts, top_k;
-  int rows;  // of the output: I or H
-  int K;
+  int32_t* progress;
+  int experts, top_k, hidden, intermediate;
   ExpertPart part;
+  int early;  // so many experts' first tiles are blocks' own, from before the launch in front ended
+
+  __device__ int gate_up_tiles() const { return (intermediate + kHalfRows - 1) / kHalfRows; }
+  __device__ int down_tiles() const { return (hidden + 2 * kHalfRows - 1) / (2 * kHalfRows); }
+  __device__ int32_t* ticket() const { return progress; }
+  __device__ int32_t* claim(int tile) const { return progress + 1 + tile; }
+  // Warpgroups that are done with a tile of the expert's activations, then warps that go on.
+  __device__ int32_t* done(int expert) const { return progress + 1 + kMoeEarlyTiles + expert; }
+  __device__ int steps(const Tile& tile) const {
+    if (tile.kind == Tile::kUnused) return tile.row;
+    return ((tile.kind == Tile::kGateUp ? hidden : intermediate) + kDepth - 1) / kDepth;
+  }
 };
 
-// One block's work: some rows of the output for some tokens.
-struct Tile {
-  int expert, first, count;  // tokens: places first ... first + count of the sorted pairs
-  int row;                   // first row of the output
-};
-
-// An expert's tokens are cut into groups of equal size.
-__device__ inline int groups_of(int tokens) {
-  return (tokens + kTokens - 1) / kTokens;
-}
-
-// Fills first_group, by one warp; its last entry is the number of all groups.
-__device__ inline void count_groups(const Problem& problem, uint16_t* first_group) {
-  const int lane = threadIdx.x % 32;
-  int before = 0, first = 0, end = problem.experts;
-  if (problem.part.first) (problem.part.from ? first : end) = *problem.part.first;
-  for (int base = 0; base < problem.experts; base += 32) {
-    const int e = base + lane;
-    const int groups = e >= first && e < end
-                           ? groups_of(problem.expert_start[e + 1] - problem.expert_start[e])
-                           : 0;
-    int sum = groups;
-#pragma unroll
-    for (int offset = 1; offset < 32; offset <<= 1) {
-      const int other = __shfl_up_sync(0xffffffffu, sum, offset);
-      if (lane >= offset) sum += other;
-    }
-    if (e < problem.experts) first_group[e] = static_cast<uint16_t>(before + sum - groups);
-    before += __shfl_sync(0xffffffffu, sum, 31);
-  }
-  if (lane == 0) first_group[problem.experts] = static_cast<uint16_t>(before);
-}
-
-// Work runs over experts, then their rows, then their groups: blocks at work at one time share
-// weights.
-template <bool kGateUp>
-__device__ inline Tile find_tile(const Problem& problem, const uint16_t* first_group, int row_tiles,
-                                 int index) {
-  int low = 0, high = problem.experts;  // the last expert with first_group * row_tiles <= index
-  while (high - low > 1) {
-    const int middle = (low + high) / 2;
-    if (first_group[middle] * row_tiles <= index)
-      low = middle;
-    else
-      high = middle;
-  }
-  const int groups = first_group[low + 1] - first_group[low];
-  const int local = index - first_group[low] * row_tiles;
-  const int start = problem.expert_start[low], tokens = problem.expert_start[low + 1] - start;
-  const int share = ((tokens + groups - 1) / groups + 7) / 8 * 8;
-  const int offset = local % groups * share;
-  return {low, start + offset, max(0, min(share, tokens - offset)),
-          local / groups * kRowsPerTile<kGateUp>};
-}
-
-struct Ring {
-  int stage = 0;
+// An index of a ring of kCount barriers, and the parity of its turn.
+template <int kCount>
+struct Turn {
+  int at = 0;
   uint32_t parity = 0;
   __device__ void advance() {
-    if (++stage == kStages) {
-      stage = 0;
+    if (++at == kCount) {
+      at = 0;
       parity ^= 1;
     }
   }
 };
 
-__device__ inline void copy_weights(Shared& shared, const CUtensorMap& map, int stage, int k,
-                                    int row, int second_row, int expert) {
-  copy_box(shared.weights[stage][0], map, shared.full[stage], k, row, expert);
-  copy_box(shared.weights[stage][1], map, shared.full[stage], k, second_row, expert);
-}
-constexpr uint32_t kWeightBytes = 2 * kHalfRows * kDepth * 2;
-
-// Producer of gate_up: tokens are gathered by their pairs, each thread 16 bytes of every 16th row.
-class GatherProducer {
+// The tiles in the order in which blocks draw them: gate and up's of all experts, then down's, each
+// over experts, their rows, then their groups of tokens: blocks at work at one time share weights.
+// Experts from `early` on come first. Used by a block's first warp.
+template <int kTokens>
+class WorkList {
  public:
-  __device__ GatherProducer(Shared& shared, const Problem& problem, const CUtensorMap& weights)
-      : shared_(shared), problem_(problem), weights_(weights) {}
-
-  __device__ void run(const Tile& tile) {
-    constexpr int kRows = kTokens / 16;
-    const int thread = threadIdx.x % kWarpgroup, row = thread / 8, chunk = thread % 8;
-    const bf16* source[kRows];
+  __device__ WorkList(Shared<kTokens>& shared, const Problem& problem)
+      : first_group_(shared.first_group), problem_(problem) {
+    int first = 0, end = problem.experts;
+    if (problem.part.first) (problem.part.from ? first : end) = *problem.part.first;
+    const int lane = threadIdx.x % 32, each = (problem.experts + 31) / 32;
+    const int begin = min(problem.experts, lane * each), stop = min(problem.experts, begin + each);
+    const auto groups_at = [&](int position) {
+      const int e = expert_at(position);
+      const int tokens = shared.expert_start[e + 1] - shared.expert_start[e];
+      return e >= first && e < end ? (tokens + kTokens - 1) / kTokens : 0;
+    };
+    int own = 0;
+    for (int p = begin; p < stop; ++p) own += groups_at(p);
+    int sum = own;
 #pragma unroll
-    for (int i = 0; i < kRows; ++i) {
-      const int t = row + 16 * i;
-      source[i] = nullptr;
-      if (t < tile.count)
-        source[i] =
-            problem_.x +
-            static_cast<size_t>(problem_.pairs[tile.first + t] / problem_.top_k) * problem_.K;
+    for (int offset = 1; offset < 32; offset <<= 1) {
+      const int other = __shfl_up_sync(0xffffffffu, sum, offset);
+      if (lane >= offset) sum += other;
     }
-    const int place = row * 128 + ((chunk ^ (row % 8)) * 16);  // rows 16 apart swizzle alike
-    for (int k = 0; k < problem_.K; k += kDepth) {
-      shared_.empty[ring_.stage].wait(ring_.parity ^ 1);
-      if (thread == 0) {
-        shared_.full[ring_.stage].arrive_expecting(kWeightBytes);
-        copy_weights(shared_, weights_, ring_.stage, k, tile.row, problem_.rows + tile.row,
-                     tile.expert);
-      }
-      const uint32_t to = shared_address(shared_.tokens[ring_.stage]) + place;
-      const int column = k + chunk * 8;
-#pragma unroll
-      for (int i = 0; i < kRows; ++i) {
-        if (source[i])
-          copy16(to + i * 16 * 128, column < problem_.K ? source[i] + column : source[i],
-                 column < problem_.K ? 16 : 0);
-      }
-      commit_copies();
-      if (started_ >= kLag) {
-        wait_copies<kLag>();
-        finish_stage();
-      }
-      ++started_;
-      ring_.advance();
+    groups_ = __shfl_sync(0xffffffffu, sum, 31);
+    int before = sum - own;
+    for (int p = begin; p < stop; ++p) {
+      first_group_[p] = static_cast<uint16_t>(before);
+      before += groups_at(p);
     }
+    if (lane == 31) first_group_[problem.experts] = static_cast<uint16_t>(before);
+    __syncwarp();
   }
-  __device__ void finish() {
-    wait_copies<0>();
-    for (int i = min(started_, kLag); i > 0; --i) finish_stage();
+
+  __device__ int draw() const {
+    return atomicAdd(problem_.ticket(), 1);
+  }
+
+  __device__ Tile tile(int number) const {
+    const int gate_up = groups_ * problem_.gate_up_tiles();
+    const int all = gate_up + groups_ * problem_.down_tiles();
+    if (number < gate_up) return gate_up_tile(number);
+    if (number < all) return down_tile(number - gate_up);
+    // Every block draws one number too many; the last leaves the count as it was.
+    if (number == all + static_cast<int>(gridDim.x) - 1) *problem_.ticket() = 0;
+    Tile tile{};
+    tile.kind = Tile::kEnd;
+    return tile;
+  }
+
+  // A block's own tile, or one of kind kTaken.
+  __device__ Tile early_tile(int number) const {
+    Tile tile{};
+    tile.kind = Tile::kTaken;
+    const int expert = number / problem_.gate_up_tiles();
+    const int position = problem_.experts - problem_.early + expert;
+    const int groups = first_group_[position + 1] - first_group_[position];
+    if (groups == 0) return tile;
+    return gate_up_tile(first_group_[position] * problem_.gate_up_tiles() +
+                        number % problem_.gate_up_tiles() * groups);
   }
 
  private:
-  __device__ void finish_stage() {
-    fence_async_shared();
-    shared_.full[done_.stage].arrive();
-    done_.advance();
+  __device__ int expert_at(int position) const {
+    const int e = position + problem_.early;
+    return e < problem_.experts ? e : e - problem_.experts;
   }
-  Shared& shared_;
-  const Problem& problem_;
-  const CUtensorMap& weights_;
-  Ring ring_, done_;
-  int started_ = 0;
-};
-
-// Producer of down, one thread: tokens lie in order already. The first weights are asked for while
-// gate_up, which makes the tokens, still runs.
-class BoxProducer {
- public:
-  __device__ BoxProducer(Shared& shared, const Problem& problem, const CUtensorMap& weights,
-                         const CUtensorMap& tokens)
-      : shared_(shared), problem_(problem), weights_(weights), tokens_(tokens) {}
-
-  __device__ void run(const Tile& tile) {
-    const int boxes = (tile.count + kBoxTokens - 1) / kBoxTokens;
-    int k = 0;
-    if (!started_) {
-      started_ = true;
-      const int filled = min(kStages, (problem_.K + kDepth - 1) / kDepth);
-      for (int stage = 0; stage < filled; ++stage) begin(tile, boxes, stage, stage * kDepth);
-      wait_for_previous();
-      for (; k < filled * kDepth; k += kDepth) {
-        copy_tokens(tile, boxes, k);
-        ring_.advance();
+  __device__ Tile gate_up_tile(int number) const {
+    Tile tile = find(number, problem_.gate_up_tiles());
+    tile.kind = Tile::kGateUp;
+    if (tile.expert < problem_.early && is_first_group(tile)) {
+      // Its own block tries, and whoever draws it: the first has it, the second clears up.
+      int32_t* const claim = problem_.claim(tile.expert * problem_.gate_up_tiles() + tile.row);
+      if (atomicAdd(claim, 1) != 0) {
+        *claim = 0;
+        tile.kind = Tile::kTaken;
       }
     }
-    for (; k < problem_.K; k += kDepth) {
-      shared_.empty[ring_.stage].wait(ring_.parity ^ 1);
-      begin(tile, boxes, ring_.stage, k);
-      copy_tokens(tile, boxes, k);
-      ring_.advance();
+    tile.row *= kHalfRows;
+    return tile;
+  }
+  __device__ bool is_first_group(const Tile& tile) const {
+    return tile.first == problem_.expert_start[tile.expert];
+  }
+  __device__ Tile down_tile(int number) const {
+    Tile tile = find(number, problem_.down_tiles());
+    tile.kind = Tile::kDown;
+    tile.row *= 2 * kHalfRows;
+    return tile;
+  }
+  // An expert's tokens are cut into groups of equal size. `row` is the number of the row tile.
+  __device__ Tile find(int number, int row_tiles) const {
+    int low = 0, high = problem_.experts;  // the last position with first * row_tiles <= number
+    while (high - low > 1) {
+      const int middle = (low + high) / 2;
+      if (first_group_[middle] * row_tiles <= number)
+        low = middle;
+      else
+        high = middle;
     }
+    const int groups = first_group_[low + 1] - first_group_[low];
+    const int local = number - first_group_[low] * row_tiles, expert = expert_at(low);
+    const int start = problem_.expert_start[expert],
+              tokens = problem_.expert_start[expert + 1] - start;
+    const int share = ((tokens + groups - 1) / groups + 7) / 8 * 8;
+    const int offset = local % groups * share;
+    Tile tile{};
+    tile.expert = expert;
+    tile.first = start + offset;
+    tile.row = local / groups;
+    tile.groups = static_cast<uint16_t>(groups);
+    tile.count = static_cast<uint8_t>(max(0, min(share, tokens - offset)));
+    return tile;
   }
 
- private:
-  __device__ void begin(const Tile& tile, int boxes, int stage, int k) {
-    shared_.full[stage].arrive_expecting(kWeightBytes + boxes * kBoxTokens * kDepth * 2);
-    copy_weights(shared_, weights_, stage, k, tile.row, tile.row + kHalfRows, tile.expert);
-  }
-  __device__ void copy_tokens(const Tile& tile, int boxes, int k) {
-    for (int i = 0; i < boxes; ++i) {
-      copy_box(shared_.tokens[ring_.stage] + i * kBoxTokens * kDepth, tokens_,
-               shared_.full[ring_.stage], k, tile.first + i * kBoxTokens, 0);
-    }
-  }
-  Shared& shared_;
+  uint16_t* const first_group_;
   const Problem& problem_;
-  const CUtensorMap &weights_, &tokens_;
-  Ring ring_;
-  bool started_ = false;
+  int groups_;
 };
 
 }  // namespace vamp::cuda::grouped

@@ -22,6 +22,8 @@ struct Routing : MoeRouting {
   int32_t* num_work = nullptr;        // [1]
   int32_t* work_start = nullptr;      // [E + 1] each expert's first work item, or null
   uint32_t* expert_counts = nullptr;  // [E] running totals over steps, or null
+  // [moe_progress_size(E)] of moe_grouped_experts, which finds and leaves zeros; null without it.
+  int32_t* progress = nullptr;
 };
 
 // A part of a layer's experts, for products that run while the others are still being staged: those

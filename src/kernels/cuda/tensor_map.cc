@@ -30,17 +30,17 @@ Encode encode_function() {
 }  // namespace
 
 CUtensorMap bf16_tensor_map(const void* data, int cols, int rows, int matrices,
-                            size_t matrix_stride, int box_rows) {
+                            size_t matrix_stride, int box_rows, CUtensorMapL2promotion promotion) {
   const auto dim = [](int n) { return static_cast<cuuint64_t>(std::max(1, n)); };
   const cuuint64_t dims[3] = {dim(cols), dim(rows), dim(matrices)};
   const cuuint64_t strides[2] = {static_cast<cuuint64_t>(cols) * 2, matrix_stride};
   const cuuint32_t box[3] = {kTensorMapCols, static_cast<cuuint32_t>(box_rows), 1};
   const cuuint32_t element_strides[3] = {1, 1, 1};
   CUtensorMap map;
-  const CUresult result = encode_function()(
-      &map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, const_cast<void*>(data), dims, strides, box,
-      element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const CUresult result =
+      encode_function()(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, const_cast<void*>(data), dims,
+                        strides, box, element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                        CU_TENSOR_MAP_SWIZZLE_128B, promotion, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   VAMP_CHECK(result == CUDA_SUCCESS, "tensor map of {} x {} x {}, stride {}: driver error {}",
              matrices, rows, cols, matrix_stride, static_cast<int>(result));
   return map;

@@ -12,9 +12,10 @@ namespace vamp::cuda {
 // A stack of `matrices` [rows, cols] matrices of bf16, `matrix_stride` bytes apart, rows dense. A
 // copy takes box_rows rows of one matrix, 64 columns of each. data 16-byte aligned, cols a multiple
 // of 8, matrix_stride of 16. Only what a copy's box covers is ever read: the address range may have
-// holes.
+// holes. `promotion`: in pieces of how many bytes L2 reads memory at least.
 CUtensorMap bf16_tensor_map(const void* data, int cols, int rows, int matrices,
-                            size_t matrix_stride, int box_rows);
+                            size_t matrix_stride, int box_rows,
+                            CUtensorMapL2promotion promotion = CU_TENSOR_MAP_L2_PROMOTION_L2_256B);
 
 // Columns of a box: 128 bytes, one line of the swizzle.
 inline constexpr int kTensorMapCols = 64;

@@ -37,6 +37,19 @@ struct Barrier {
         "r"(bytes)
         : "memory");
   }
+  __device__ bool ended(uint32_t parity) {
+    uint32_t done;
+    asm volatile(
+        "{\n"
+        ".reg .pred p;\n"
+        "mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+        "selp.u32 %0, 1, 0, p;\n"
+        "}\n"
+        : "=r"(done)
+        : "r"(shared_address(&state)), "r"(parity)
+        : "memory");
+    return done != 0;
+  }
   __device__ void wait(uint32_t parity) {
     uint32_t done = 0;
     while (!done) {
@@ -69,6 +82,17 @@ __device__ __forceinline__ void copy_box(void* destination, const CUtensorMap& m
       "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
       " [%0], [%1, {%3, %4, %5}], [%2];" ::"r"(shared_address(destination)),
       "l"(&map), "r"(shared_address(&barrier.state)), "r"(col), "r"(row), "r"(matrix)
+      : "memory");
+}
+// The same of what is read once: it leaves L2 before the rest.
+__device__ __forceinline__ void copy_box_once(void* destination, const CUtensorMap& map,
+                                              Barrier& barrier, int col, int row, int matrix) {
+  uint64_t policy;
+  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+      ".L2::cache_hint [%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(shared_address(destination)),
+      "l"(&map), "r"(shared_address(&barrier.state)), "r"(col), "r"(row), "r"(matrix), "l"(policy)
       : "memory");
 }
 __device__ __forceinline__ void prefetch_map(const CUtensorMap& map) {

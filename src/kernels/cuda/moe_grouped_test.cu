@@ -1,17 +1,45 @@
 // The experts' products of many tokens against the CPU ops in f32. Without a GPU every test says so
 // and is skipped.
-#include "kernels/cuda/moe_grouped.h"
-
 #include <algorithm>
 #include <numeric>
 
 #include "kernels/cuda/cuda_test_support.h"
+#include "kernels/cuda/moe_grouped.h"
 #include "kernels/cuda/moe_routing.h"
 
 namespace vamp::cuda {
 namespace {
 
 using test::Tensor;
+
+// What `work` captured on a stream launches.
+class Graph {
+ public:
+  template <typename F>
+  explicit Graph(const F& work) {
+    check(cudaStreamCreate(&stream_), "cudaStreamCreate");
+    cudaGraph_t graph;
+    check(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), "capture");
+    work(stream_);
+    check(cudaStreamEndCapture(stream_, &graph), "capture");
+    check(cudaGraphInstantiate(&exec_, graph, 0), "cudaGraphInstantiate");
+    cudaGraphDestroy(graph);
+  }
+  ~Graph() {
+    cudaGraphExecDestroy(exec_);
+    cudaStreamDestroy(stream_);
+  }
+  Graph(const Graph&) = delete;
+  Graph& operator=(const Graph&) = delete;
+  void launch() const {
+    check(cudaGraphLaunch(exec_, stream_), "cudaGraphLaunch");
+    check(cudaStreamSynchronize(stream_), "running a graph");
+  }
+
+ private:
+  cudaStream_t stream_;
+  cudaGraphExec_t exec_;
+};
 
 struct MoeCase {
   int tokens, experts, top_k, hidden, intermediate;
@@ -65,12 +93,12 @@ TEST_P(GroupedMoe, MatchesTheCpu) {
   const RoutingBuffers lists(c.tokens, c.experts, c.top_k);
   weights.gate_up = dgate_up.bf();
   weights.down = ddown.bf();
-  const auto run = [&](int tokens) {
-    route(dlogits.get(), lists.view(), tokens, c.experts, c.top_k, true, nullptr);
-    moe_grouped_gate_up(dx.bf(), tokens, shape, weights, lists.view(), activation.bf(), nullptr);
-    moe_grouped_down(activation.bf(), tokens, shape, weights, lists.view(), y.bf(), nullptr);
+  const auto run = [&](int tokens, bool in_place, cudaStream_t s = nullptr) {
+    route(dlogits.get(), lists.view(), tokens, c.experts, c.top_k, true, s);
+    moe_grouped_experts(dx.bf(), tokens, shape, weights, lists.view(), activation.bf(), y.bf(), s,
+                        {}, in_place);
   };
-  run(c.tokens);
+  run(c.tokens, false);
   moe_grouped_combine_rms_norm(y.bf(), c.tokens, shape, lists.view(), dresidual.bf(),
                                {dnorm.f32(), 1e-6f, true}, out.bf(), nullptr);
   // Rounded: the activation, y, the residual. Values of about 1, in sums of as many of them.
@@ -86,19 +114,29 @@ TEST_P(GroupedMoe, MatchesTheCpu) {
     const DeviceBuffer<int32_t> border(std::vector<int32_t>{first});
     const OnDevice parts_y(poison(DType::kBf16, std::max<size_t>(1, pairs) * H));
     for (const bool from : {true, false}) {
-      moe_grouped_gate_up(dx.bf(), c.tokens, shape, weights, lists.view(), activation.bf(), nullptr,
-                          {border.get(), from});
-      moe_grouped_down(activation.bf(), c.tokens, shape, weights, lists.view(), parts_y.bf(),
-                       nullptr, {border.get(), from});
+      moe_grouped_experts(dx.bf(), c.tokens, shape, weights, lists.view(), activation.bf(),
+                          parts_y.bf(), nullptr, {border.get(), from});
     }
     EXPECT_EQ(parts_y.back().bits(0, pairs * H), together.bits(0, pairs * H)) << first;
   }
 
   // The first tokens alone give the bits they gave among all.
   const int some = c.tokens / 3;
-  run(some);
+  run(some, true);
   const size_t count = static_cast<size_t>(some * c.top_k) * H;
   EXPECT_EQ(y.back().bits(0, count), together.bits(0, count));
+
+  // Launches in a row in a graph, with weights asked for ahead: the same bits however often.
+  const Graph graph([&](cudaStream_t s) {
+    for (const int tokens : {some, 0, c.tokens}) run(tokens, true, s);
+  });
+  for (int i = 0; i < 20; ++i) {
+    check(cudaMemset(y.bf(), 0xff, pairs * H * 2), "poison");
+    check(cudaMemset(activation.bf(), 0xff, pairs * I * 2), "poison");
+    graph.launch();
+    ASSERT_EQ(y.back().bits(0, pairs * H), together.bits(0, pairs * H)) << "replay " << i;
+  }
+  EXPECT_EQ(lists.progress.to_host(), std::vector<int>(moe_progress_size(c.experts)));
 }
 INSTANTIATE_TEST_SUITE_P(
     Shapes, GroupedMoe,
@@ -106,7 +144,77 @@ INSTANTIATE_TEST_SUITE_P(
                     MoeCase{7, 8, 2, 128, 256, 0, 0}, MoeCase{300, 16, 4, 256, 192, 0, 0},
                     MoeCase{333, 8, 2, 512, 128, 1, 0}, MoeCase{50, 512, 10, 128, 64, 0, 32},
                     MoeCase{200, 5, 3, 72, 48, 0, 8}, MoeCase{150, 4, 4, 200, 136, 0, 0},
-                    MoeCase{1000, 128, 8, 320, 96, 4, 0}, MoeCase{90, 2, 1, 2048, 768, 2, 0}));
+                    MoeCase{1000, 128, 8, 320, 96, 4, 0}, MoeCase{90, 2, 1, 2048, 768, 2, 0},
+                    MoeCase{48, 512, 10, 256, 256, 0, 0}, MoeCase{600, 24, 4, 192, 768, 4, 0},
+                    MoeCase{40, 64, 2, 128, 768, 2, 0}, MoeCase{150, 24, 4, 192, 256, 3, 0}));
+
+// Holds a multiprocessor a block until *release, or for a second and says so.
+__global__ void hold_kernel(const volatile int* release, volatile int* gave_up,
+                            volatile int* started) {
+  started[blockIdx.x] = 1;
+  uint64_t begin, now;
+  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(begin));
+  do {
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
+  } while (*release == 0 && now - begin < 1'000'000'000);
+  if (*release == 0) *gave_up = 1;
+}
+
+// Other work may keep some multiprocessors for long: the blocks that run do all tiles.
+TEST(GroupedMoeCrowded, EndsOnTheMultiprocessorsThatAreFree) {
+  SKIP_WITHOUT_GPU();
+  constexpr int kTokens = 60, E = 32, H = 256, I = 640, kTopK = 4;
+  Random random(12);
+  const OnDevice x(Tensor::random(DType::kBf16, size_t{kTokens} * H, random)),
+      gate_up(Tensor::random(DType::kBf16, size_t{E} * 2 * I * H, random, 1.0 / 16)),
+      down(Tensor::random(DType::kBf16, size_t{E} * I * H, random, 1.0 / 25)),
+      activation(poison(DType::kBf16, size_t{kTokens} * kTopK * I)),
+      y(poison(DType::kBf16, size_t{kTokens} * kTopK * H));
+  std::vector<float> logits(size_t{kTokens} * E);
+  for (float& l : logits) l = static_cast<float>(random.normal());
+  const DeviceBuffer<float> dlogits(logits);
+  const RoutingBuffers lists(kTokens, E, kTopK);
+  const MoeShape shape{E, kTopK, H, I};
+  const MoeWeights weights{gate_up.bf(), down.bf(), size_t{4} * I * H, size_t{2} * I * H,
+                           DType::kBf16};
+  const auto run = [&](cudaStream_t s) {
+    route(dlogits.get(), lists.view(), kTokens, E, kTopK, true, s);
+    moe_grouped_experts(x.bf(), kTokens, shape, weights, lists.view(), activation.bf(), y.bf(), s,
+                        {}, true);
+  };
+  run(nullptr);
+  const Tensor want = y.back();
+  check(cudaMemset(y.bf(), 0xff, want.size() * 2), "poison");
+
+  int sms = 0;
+  check(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, 0), "device attributes");
+  constexpr int kBytes = 200 * 1024;
+  check(cudaFuncSetAttribute(hold_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes),
+        "shared memory");
+  const int held = sms - 20;
+  int* shared;  // release, gave up, started of each block
+  const size_t ints = 2 + static_cast<size_t>(held);
+  check(cudaMallocHost(&shared, ints * sizeof(int)), "cudaMallocHost");
+  std::fill_n(shared, ints, 0);
+  cudaStream_t holder, stream;
+  check(cudaStreamCreateWithFlags(&holder, cudaStreamNonBlocking), "cudaStreamCreate");
+  check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate");
+  hold_kernel<<<held, 32, kBytes, holder>>>(shared, shared + 1, shared + 2);
+  check_launch("hold_kernel");
+  for (size_t i = 2; i < ints; ++i) {
+    while (static_cast<volatile int*>(shared)[i] == 0) {
+    }
+  }
+  run(stream);
+  check(cudaStreamSynchronize(stream), "the experts");
+  static_cast<volatile int*>(shared)[0] = 1;
+  check(cudaStreamSynchronize(holder), "hold_kernel");
+  EXPECT_EQ(shared[1], 0) << "the experts ended only after what ran beside them";
+  EXPECT_EQ(y.back().bits(), want.bits());
+  cudaFreeHost(shared);
+  cudaStreamDestroy(holder);
+  cudaStreamDestroy(stream);
+}
 
 // An expert's place in its matrices may lie beyond 2 and 4 GiB.
 TEST(GroupedMoeFarApart, TheLastExpertIsReadWhereItLies) {
@@ -136,8 +244,8 @@ TEST(GroupedMoeFarApart, TheLastExpertIsReadWhereItLies) {
     const MoeWeights weights{far.get(), far.get() + gate_up_bytes, kStride, kStride, DType::kBf16};
     const OnDevice activation(poison(DType::kBf16, size_t{kTokens} * I)),
         y(poison(DType::kBf16, size_t{kTokens} * H));
-    moe_grouped_gate_up(dx.bf(), kTokens, shape, weights, lists.view(), activation.bf(), nullptr);
-    moe_grouped_down(activation.bf(), kTokens, shape, weights, lists.view(), y.bf(), nullptr);
+    moe_grouped_experts(dx.bf(), kTokens, shape, weights, lists.view(), activation.bf(), y.bf(),
+                        nullptr);
     results.push_back(activation.back());
     results.push_back(y.back());
   }
