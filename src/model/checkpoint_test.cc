@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "base/error.h"
+#include "base/test_files.h"
 #include "model/dummy_weights.h"
 #include "model/safetensors.h"
 
@@ -17,9 +18,6 @@ namespace vamp {
 namespace {
 
 using testing::HasSubstr;
-
-const std::filesystem::path kGolden = std::filesystem::path(VAMP_SOURCE_DIR) / "tests/golden";
-const std::filesystem::path kModels = std::filesystem::path(VAMP_SOURCE_DIR) / "tests/data/models";
 
 std::vector<std::byte> bytes_of(const TensorView& view) {
   return {view.data, view.data + view.bytes};
@@ -69,7 +67,7 @@ class GoldenCheckpoint : public testing::TestWithParam<const char*> {};
 
 // What transformers wrote is exactly what we expect, no tensor more or less.
 TEST_P(GoldenCheckpoint, HoldsTheTensorsOfItsArchitecture) {
-  const auto folder = kGolden / GetParam();
+  const auto folder = kGoldenFolder / GetParam();
   const Checkpoint checkpoint = open_checkpoint(folder, LoadFormat::kSafetensors);
   EXPECT_EQ(checkpoint.expert_format(), ExpertFormat::kPerExpert);
   std::set<std::string> wanted;
@@ -93,15 +91,15 @@ INSTANTIATE_TEST_SUITE_P(All, GoldenCheckpoint,
 
 TEST(Checkpoint, TiedHeadIsTheEmbedding) {
   const Checkpoint tied =
-      open_checkpoint(kGolden / "mixtral-llama3-tied-sharded", LoadFormat::kSafetensors);
+      open_checkpoint(kGoldenFolder / "mixtral-llama3-tied-sharded", LoadFormat::kSafetensors);
   EXPECT_EQ(tied.tensor(TensorRole::kLmHead).data, tied.tensor(TensorRole::kEmbedding).data);
-  const Checkpoint own = open_checkpoint(kGolden / "mixtral", LoadFormat::kSafetensors);
+  const Checkpoint own = open_checkpoint(kGoldenFolder / "mixtral", LoadFormat::kSafetensors);
   EXPECT_NE(own.tensor(TensorRole::kLmHead).data, own.tensor(TensorRole::kEmbedding).data);
 }
 
 TEST(Checkpoint, NamesTheTensorThatDoesNotFit) {
-  const ModelConfig model = load_model_config(kGolden / "qwen3_moe");
-  const SafetensorsReader reader(kGolden / "qwen3_moe");
+  const ModelConfig model = load_model_config(kGoldenFolder / "qwen3_moe");
+  const SafetensorsReader reader(kGoldenFolder / "qwen3_moe");
   const auto damaged = [&](auto&& damage) {
     auto source = FakeSource::copy_of(model, reader);
     damage(source->tensors);
@@ -131,8 +129,8 @@ TEST(Checkpoint, NamesTheTensorThatDoesNotFit) {
 // The same checkpoint with each layer's experts in one tensor, as transformers 5 holds them.
 TEST(Checkpoint, FusedExpertsAreTheSameExperts) {
   for (const char* name : {"qwen3_moe", "mixtral"}) {
-    const ModelConfig model = load_model_config(kGolden / name);
-    const SafetensorsReader reader(kGolden / name);
+    const ModelConfig model = load_model_config(kGoldenFolder / name);
+    const SafetensorsReader reader(kGoldenFolder / name);
     auto fused = std::make_unique<FakeSource>();
     for (const TensorSpec& spec : checkpoint_tensors(model, ExpertFormat::kPerExpert)) {
       const TensorView view = *reader.find(spec.name);
@@ -149,7 +147,7 @@ TEST(Checkpoint, FusedExpertsAreTheSameExperts) {
     }
     const Checkpoint whole(model, std::move(fused));
     EXPECT_EQ(whole.expert_format(), ExpertFormat::kFused);
-    const Checkpoint single = open_checkpoint(kGolden / name, LoadFormat::kSafetensors);
+    const Checkpoint single = open_checkpoint(kGoldenFolder / name, LoadFormat::kSafetensors);
     const size_t bytes = static_cast<size_t>(model.moe_intermediate_size * model.hidden_size) * 2;
     for (const int layer : model.moe_layers()) {
       for (int e = 0; e < model.num_experts; ++e) {
@@ -163,7 +161,7 @@ TEST(Checkpoint, FusedExpertsAreTheSameExperts) {
 }
 
 TEST(CheckpointTensors, BytesOfThePapersModel) {
-  const ModelConfig next = load_model_config(kModels / "qwen3-next-80b-a3b");
+  const ModelConfig next = load_model_config(kModelsFolder / "qwen3-next-80b-a3b");
   size_t elements = 0;
   for (const auto& spec : checkpoint_tensors(next, ExpertFormat::kPerExpert)) {
     elements += spec.elements();
@@ -178,7 +176,7 @@ TEST(CheckpointTensors, BytesOfThePapersModel) {
 }
 
 TEST(DummyWeights, DependOnSeedAndNameAlone) {
-  const ModelConfig model = load_model_config(kGolden / "qwen3_next");
+  const ModelConfig model = load_model_config(kGoldenFolder / "qwen3_next");
   const std::string name = "model.layers.1.mlp.experts.3.up_proj.weight";
   const DummyWeights one(model, 1), again(model, 1), two(model, 2);
   again.find("model.norm.weight");  // the order of asking makes no difference
@@ -192,7 +190,7 @@ TEST(DummyWeights, DependOnSeedAndNameAlone) {
 }
 
 TEST(DummyWeights, AreTheSameForEveryThread) {
-  const ModelConfig model = load_model_config(kGolden / "qwen3_next");
+  const ModelConfig model = load_model_config(kGoldenFolder / "qwen3_next");
   const DummyWeights weights(model, 1);
   const std::vector<std::string> names = {"lm_head.weight", "model.norm.weight",
                                           "model.layers.3.mlp.gate.weight"};
@@ -212,7 +210,7 @@ TEST(DummyWeights, AreTheSameForEveryThread) {
 
 TEST(DummyWeights, HaveASensibleScaleInEveryType) {
   for (const DType dtype : {DType::kBf16, DType::kF16, DType::kF32}) {
-    ModelConfig model = load_model_config(kGolden / "qwen3_next");
+    ModelConfig model = load_model_config(kGoldenFolder / "qwen3_next");
     model.dtype = dtype;
     const DummyWeights weights(model, 3);
     const auto moments = [&](const std::string& name) {
@@ -246,8 +244,9 @@ TEST(DummyWeights, HaveASensibleScaleInEveryType) {
 }
 
 TEST(DummyWeights, MakeACheckpoint) {
+  // Of 57 GiB: made lazily.
   const Checkpoint checkpoint =
-      open_checkpoint(kModels / "qwen3-30b-a3b", LoadFormat::kDummy, 5);  // of 57 GiB: made lazily
+      open_checkpoint(kModelsFolder / "qwen3-30b-a3b", LoadFormat::kDummy, 5);
   EXPECT_EQ(checkpoint.tensor(TensorRole::kRouter, 47).shape, (std::vector<size_t>{128, 2048}));
   EXPECT_NE(checkpoint.expert(47, 127).down, nullptr);
   checkpoint.release_expert(47, 127);

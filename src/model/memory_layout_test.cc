@@ -8,12 +8,11 @@
 
 #include "base/error.h"
 #include "base/random.h"
+#include "base/test_files.h"
 #include "model/checkpoint_tensors.h"
 
 namespace vamp {
 namespace {
-
-const std::filesystem::path kModels = std::filesystem::path(VAMP_SOURCE_DIR) / "tests/data/models";
 
 ModelConfig small_model(Random& random) {
   ModelConfig model;
@@ -206,7 +205,7 @@ TEST(MemoryLayout, FirstMoeLayerStaysUnlessTheWeightsNeedIt) {
 }
 
 TEST(MemoryLayout, RefusalsCarryTheNumbers) {
-  const ModelConfig model = load_model_config(kModels / "qwen3-next-80b-a3b");
+  const ModelConfig model = load_model_config(kModelsFolder / "qwen3-next-80b-a3b");
   MemoryLayoutOptions options;
   options.device_bytes = 70 * kGiB;
   options.tensor_parallel = 2;
@@ -232,7 +231,7 @@ TEST(MemoryLayout, RefusalsCarryTheNumbers) {
 }
 
 TEST(MemoryLayout, WeightsBeyondTheBudgetStartWithGroupsGivenUp) {
-  const ModelConfig model = load_model_config(kModels / "qwen3-next-80b-a3b");
+  const ModelConfig model = load_model_config(kModelsFolder / "qwen3-next-80b-a3b");
   MemoryLayoutOptions options;
   options.device_bytes = 70 * kGiB;
   options.tensor_parallel = 2;
@@ -248,7 +247,7 @@ TEST(MemoryLayout, WeightsBeyondTheBudgetStartWithGroupsGivenUp) {
 // Groups, shards and sizes that the paper states, and our own models' (kernels.md's table of
 // sizes).
 TEST(ExpertGeometry, ShardsPerGroup) {
-  const ModelConfig next = load_model_config(kModels / "qwen3-next-80b-a3b");
+  const ModelConfig next = load_model_config(kModelsFolder / "qwen3-next-80b-a3b");
   for (const auto& [ranks, shards] : {std::pair{1, 1}, {2, 2}, {4, 4}, {8, 8}}) {
     const ExpertGeometry experts = make_expert_geometry(next, ranks, 2 * kMiB);
     EXPECT_EQ(experts.shards_per_group, shards) << ranks;
@@ -256,7 +255,7 @@ TEST(ExpertGeometry, ShardsPerGroup) {
     EXPECT_EQ(experts.expert_bytes(), 144 * kGiB / ranks) << ranks;
     EXPECT_EQ(experts.gate_up_shard_bytes, 4 * kMiB / ranks);
   }
-  const ModelConfig qwen = load_model_config(kModels / "qwen3-30b-a3b");
+  const ModelConfig qwen = load_model_config(kModelsFolder / "qwen3-30b-a3b");
   const ExpertGeometry experts = make_expert_geometry(qwen, 1, 2 * kMiB);
   EXPECT_EQ(experts.shards_per_group, 2);
   EXPECT_EQ(experts.group_bytes(), 18 * kMiB);
@@ -264,7 +263,7 @@ TEST(ExpertGeometry, ShardsPerGroup) {
 }
 
 TEST(ExpertGeometry, PadsWhereNoSmallRunOfShardsFillsPages) {
-  ModelConfig model = load_model_config(kModels / "qwen3-30b-a3b");
+  ModelConfig model = load_model_config(kModelsFolder / "qwen3-30b-a3b");
   model.hidden_size = 2880;  // gpt-oss: 128 shards would be needed
   model.moe_intermediate_size = 2880;
   const ExpertGeometry experts = make_expert_geometry(model, 1, 2 * kMiB);
@@ -276,7 +275,7 @@ TEST(ExpertGeometry, PadsWhereNoSmallRunOfShardsFillsPages) {
 }
 
 TEST(ExpertGeometry, RatiosRoundAsThePaperDoes) {
-  const ModelConfig next = load_model_config(kModels / "qwen3-next-80b-a3b");
+  const ModelConfig next = load_model_config(kModelsFolder / "qwen3-next-80b-a3b");
   const ExpertGeometry experts = make_expert_geometry(next, 2, 2 * kMiB);
   EXPECT_EQ(experts.groups_for_percent(15, true), 38);   // 76 experts
   EXPECT_EQ(experts.groups_for_percent(20, true), 50);   // 100
@@ -287,12 +286,12 @@ TEST(ExpertGeometry, RatiosRoundAsThePaperDoes) {
 }
 
 TEST(KvBytes, OfThePapersModels) {
-  const ModelConfig next = load_model_config(kModels / "qwen3-next-80b-a3b");
+  const ModelConfig next = load_model_config(kModelsFolder / "qwen3-next-80b-a3b");
   EXPECT_EQ(kv_bytes_per_token(next, 1, DType::kBf16), 24'576u);
   EXPECT_EQ(kv_bytes_per_token(next, 2, DType::kBf16), 12'288u);
   EXPECT_EQ(kv_bytes_per_token(next, 4, DType::kBf16), 12'288u);  // two KV heads, copied
   EXPECT_NEAR(static_cast<double>(recurrent_state_bytes(next, 1)) / kMiB, 73.7, 0.05);
-  const ModelConfig qwen = load_model_config(kModels / "qwen3-30b-a3b");
+  const ModelConfig qwen = load_model_config(kModelsFolder / "qwen3-30b-a3b");
   EXPECT_EQ(kv_bytes_per_token(qwen, 1, DType::kBf16), 98'304u);
   EXPECT_EQ(recurrent_state_bytes(qwen, 1), 0u);
 }

@@ -7,14 +7,13 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
+#include "base/test_files.h"
 
 namespace vamp {
 namespace {
 
 using nlohmann::json;
 using testing::HasSubstr;
-
-const std::filesystem::path kModels = std::filesystem::path(VAMP_SOURCE_DIR) / "tests/data/models";
 
 json mixtral() {
   return {{"model_type", "mixtral"},
@@ -69,7 +68,7 @@ std::string error_of(const json& config) {
 }
 
 TEST(ModelConfig, ReadsQwen3Moe) {
-  const ModelConfig model = load_model_config(kModels / "qwen3-30b-a3b");
+  const ModelConfig model = load_model_config(kModelsFolder / "qwen3-30b-a3b");
   EXPECT_EQ(model.architecture, Architecture::kQwen3Moe);
   EXPECT_EQ(model.dtype, DType::kBf16);
   EXPECT_EQ(model.num_layers(), 48);
@@ -86,7 +85,7 @@ TEST(ModelConfig, ReadsQwen3Moe) {
 }
 
 TEST(ModelConfig, ReadsQwen3Next) {
-  const ModelConfig model = load_model_config(kModels / "qwen3-next-80b-a3b" / "config.json");
+  const ModelConfig model = load_model_config(kModelsFolder / "qwen3-next-80b-a3b" / "config.json");
   EXPECT_EQ(model.architecture, Architecture::kQwen3Next);
   EXPECT_EQ(model.num_full_attention_layers(), 12);
   EXPECT_EQ(model.layers[0].attention, AttentionKind::kLinear);

@@ -9,14 +9,13 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
+#include "base/test_files.h"
 
 namespace vamp {
 namespace {
 
 using nlohmann::json;
 using testing::HasSubstr;
-
-const std::filesystem::path kGolden = std::filesystem::path(VAMP_SOURCE_DIR) / "tests/golden";
 
 std::string file_of(const std::string& header, const std::string& data) {
   std::string text(8, '\0');
@@ -38,7 +37,7 @@ std::vector<SafetensorsEntry> parse(const std::string& text) {
                                   text.size(), "f.safetensors");
 }
 
-std::string error_of(const std::string& text) {
+std::string header_error(const std::string& text) {
   try {
     parse(text);
   } catch (const Error& error) {
@@ -67,21 +66,21 @@ TEST(SafetensorsHeader, ReadsTensorsAndSkipsMetadata) {
 TEST(SafetensorsHeader, RefusesDamagedFiles) {
   const std::string data(16, 'x');
   const json good = {{"a", tensor("F32", {4}, 0, 16)}};
-  EXPECT_EQ(error_of(file_of(good, data)), "no error");
-  EXPECT_THAT(error_of(""), HasSubstr("too few"));
-  EXPECT_THAT(error_of("1234567"), HasSubstr("too few"));
-  EXPECT_THAT(error_of(std::string(8, '\xff')), HasSubstr("limit of 100000000"));
-  EXPECT_THAT(error_of(std::string("\x40\0\0\0\0\0\0\0{}", 10)), HasSubstr("cut short"));
-  EXPECT_THAT(error_of(file_of(std::string("{\"a\":"), data)), HasSubstr("not valid JSON"));
-  EXPECT_THAT(error_of(file_of(std::string("[1]"), data)), HasSubstr("expected a JSON object"));
-  EXPECT_THAT(error_of(file_of(good, "too short")), HasSubstr("cut short"));
-  EXPECT_THAT(error_of(file_of(good, data + "more")), HasSubstr("damaged"));
-  EXPECT_THAT(error_of(file_of(std::string(2000, '['), data)), HasSubstr("deeper than 64"));
+  EXPECT_EQ(header_error(file_of(good, data)), "no error");
+  EXPECT_THAT(header_error(""), HasSubstr("too few"));
+  EXPECT_THAT(header_error("1234567"), HasSubstr("too few"));
+  EXPECT_THAT(header_error(std::string(8, '\xff')), HasSubstr("limit of 100000000"));
+  EXPECT_THAT(header_error(std::string("\x40\0\0\0\0\0\0\0{}", 10)), HasSubstr("cut short"));
+  EXPECT_THAT(header_error(file_of(std::string("{\"a\":"), data)), HasSubstr("not valid JSON"));
+  EXPECT_THAT(header_error(file_of(std::string("[1]"), data)), HasSubstr("expected a JSON object"));
+  EXPECT_THAT(header_error(file_of(good, "too short")), HasSubstr("cut short"));
+  EXPECT_THAT(header_error(file_of(good, data + "more")), HasSubstr("damaged"));
+  EXPECT_THAT(header_error(file_of(std::string(2000, '['), data)), HasSubstr("deeper than 64"));
 }
 
 TEST(SafetensorsHeader, RefusesHostileTensors) {
   const std::string data(16, 'x');
-  const auto of = [&](const json& tensors) { return error_of(file_of(tensors, data)); };
+  const auto of = [&](const json& tensors) { return header_error(file_of(tensors, data)); };
   EXPECT_THAT(of({{"a", tensor("F32", {4}, 0, 16)}, {"b", tensor("F32", {2}, 8, 16)}}),
               HasSubstr("tensor 'b' overlaps"));
   EXPECT_THAT(of({{"a", tensor("F32", {1}, 0, 4)}, {"b", tensor("F32", {2}, 8, 16)}}),
@@ -101,7 +100,7 @@ TEST(SafetensorsHeader, RefusesHostileTensors) {
   EXPECT_THAT(of({{"a\nb", 7}}), HasSubstr("tensor 'a\\nb' is 7"));
   const std::string twice = R"({"a":{"dtype":"U8","shape":[16],"data_offsets":[0,16]},)"
                             R"("a":{"dtype":"U8","shape":[16],"data_offsets":[0,16]}})";
-  EXPECT_THAT(error_of(file_of(twice, data)), HasSubstr("'a' is given twice"));
+  EXPECT_THAT(header_error(file_of(twice, data)), HasSubstr("'a' is given twice"));
 }
 
 TEST(SafetensorsIndex, RefusesWhatLeavesTheFolder) {
@@ -177,12 +176,12 @@ TEST_F(SafetensorsFolder, APipeInAFilesPlaceIsRefusedAndNotWaitedFor) {
 }
 
 TEST(SafetensorsGolden, ReadsWhatTransformersWrites) {
-  const SafetensorsReader single(kGolden / "qwen3_moe");
+  const SafetensorsReader single(kGoldenFolder / "qwen3_moe");
   const auto norm = single.find("model.norm.weight");
   ASSERT_TRUE(norm);
   EXPECT_EQ(norm->shape, std::vector<size_t>{64});
   EXPECT_EQ(norm->dtype, DType::kBf16);
-  const SafetensorsReader sharded(kGolden / "mixtral-llama3-tied-sharded");
+  const SafetensorsReader sharded(kGoldenFolder / "mixtral-llama3-tied-sharded");
   EXPECT_TRUE(sharded.find("model.layers.2.block_sparse_moe.experts.7.w2.weight"));
 }
 

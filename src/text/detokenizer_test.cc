@@ -5,17 +5,15 @@
 #include <filesystem>
 
 #include "base/random.h"
+#include "base/test_files.h"
 #include "text/utf8.h"
 
 namespace vamp {
 namespace {
 
-const std::filesystem::path kGolden =
-    std::filesystem::path(VAMP_SOURCE_DIR) / "tests/golden/tokenizers";
-
 class DetokenizerTest : public testing::TestWithParam<const char*> {
  protected:
-  const Tokenizer tokenizer_ = Tokenizer::load(kGolden / GetParam());
+  const Tokenizer tokenizer_ = Tokenizer::load(kGoldenFolder / "tokenizers" / GetParam());
 };
 
 TEST_P(DetokenizerTest, GivesWholeCharactersAndAllOfThem) {
@@ -71,7 +69,7 @@ INSTANTIATE_TEST_SUITE_P(Families, DetokenizerTest, testing::Values("gpt2", "o20
                          [](const auto& test) { return std::string(test.param); });
 
 TEST(Detokenizer, HoldsBackNoMoreThanTheStopStringNeeds) {
-  const Tokenizer tokenizer = Tokenizer::load(kGolden / "gpt2");
+  const Tokenizer tokenizer = Tokenizer::load(kGoldenFolder / "tokenizers" / "gpt2");
   Detokenizer detokenizer(tokenizer, {.stop = {"xyz"}});
   const auto id = [&](const char* token) { return tokenizer.id_of(token).value(); };
   EXPECT_EQ(detokenizer.push(id("a")), "a");
@@ -85,7 +83,7 @@ TEST(Detokenizer, HoldsBackNoMoreThanTheStopStringNeeds) {
 }
 
 TEST(Detokenizer, OfSeveralStopStringsTheFirstInTheTextCounts) {
-  const Tokenizer tokenizer = Tokenizer::load(kGolden / "gpt2");
+  const Tokenizer tokenizer = Tokenizer::load(kGoldenFolder / "tokenizers" / "gpt2");
   Detokenizer detokenizer(tokenizer, {.stop = {"zz", "bc", ""}});
   std::string got;
   for (const TokenId id : tokenizer.encode("abczz", false)) got += detokenizer.push(id);

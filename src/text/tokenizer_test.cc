@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/random.h"
+#include "base/test_files.h"
 #include "text/detokenizer.h"
 
 namespace vamp {
@@ -16,9 +17,6 @@ namespace {
 
 using nlohmann::json;
 using testing::HasSubstr;
-
-const std::filesystem::path kGolden =
-    std::filesystem::path(VAMP_SOURCE_DIR) / "tests/golden/tokenizers";
 
 std::string from_hex(const std::string& hex) {
   std::string bytes;
@@ -38,8 +36,9 @@ std::string streamed(const Tokenizer& tokenizer, const std::vector<TokenId>& ids
 // Expected ids and texts come from Hugging Face: see tools/make_tokenizer_fixtures.py.
 class GoldenTokenizer : public testing::TestWithParam<const char*> {
  protected:
-  const Tokenizer tokenizer_ = Tokenizer::load(kGolden / GetParam());
-  const json cases_ = json::parse(read_text_file(kGolden / GetParam() / "cases.json"));
+  const Tokenizer tokenizer_ = Tokenizer::load(kGoldenFolder / "tokenizers" / GetParam());
+  const json cases_ =
+      json::parse(read_text_file(kGoldenFolder / "tokenizers" / GetParam() / "cases.json"));
 };
 
 TEST_P(GoldenTokenizer, EncodesAsHuggingFace) {
@@ -97,7 +96,7 @@ TEST_P(GoldenTokenizer, RefusesByLengthOnlyWhatIsLonger) {
 TEST(Tokenizer, RefusesFarTooLongTextsByTheirLength) {
   const std::string text(1'000'000, 'x');
   for (const char* family : {"gpt2", "o200k", "llama"}) {
-    const Tokenizer tokenizer = Tokenizer::load(kGolden / family);
+    const Tokenizer tokenizer = Tokenizer::load(kGoldenFolder / "tokenizers" / family);
     EXPECT_FALSE(tokenizer.encode_unless_longer(text, true, 1000)) << family;
     EXPECT_TRUE(tokenizer.encode_unless_longer("some text", true, 1)) << family;  // near enough
   }
@@ -108,7 +107,7 @@ INSTANTIATE_TEST_SUITE_P(Families, GoldenTokenizer,
                          [](const auto& test) { return std::string(test.param); });
 
 TEST(Tokenizer, KnowsItsTokens) {
-  const Tokenizer tokenizer = Tokenizer::load(kGolden / "gpt2");
+  const Tokenizer tokenizer = Tokenizer::load(kGoldenFolder / "tokenizers" / "gpt2");
   const TokenId begin = tokenizer.id_of("<s>").value();
   EXPECT_TRUE(tokenizer.is_special(begin));
   EXPECT_EQ(tokenizer.token(begin), "<s>");
@@ -121,7 +120,7 @@ TEST(Tokenizer, KnowsItsTokens) {
 }
 
 TEST(Tokenizer, SpecialTokensOfTheTemplateCanBeLeftOut) {
-  const Tokenizer tokenizer = Tokenizer::load(kGolden / "llama");
+  const Tokenizer tokenizer = Tokenizer::load(kGoldenFolder / "tokenizers" / "llama");
   std::vector<TokenId> ids = tokenizer.encode("some text", true);
   ASSERT_GT(ids.size(), 2u);
   EXPECT_EQ(ids.front(), tokenizer.id_of("<s>"));
@@ -135,7 +134,7 @@ TEST(Tokenizer, SpecialTokensOfTheTemplateCanBeLeftOut) {
 // would take hours: the test's own time limit is the check.
 TEST(Tokenizer, LongWordsTakeNoQuadraticTime) {
   for (const char* family : {"gpt2", "o200k", "llama", "metaspace"}) {
-    const Tokenizer tokenizer = Tokenizer::load(kGolden / family);
+    const Tokenizer tokenizer = Tokenizer::load(kGoldenFolder / "tokenizers" / family);
     for (const std::string_view unit : {"a", "ab", " ", "\n", "7", "é", "x "}) {
       std::string text;
       while (text.size() < 200'000) text += unit;
@@ -150,7 +149,7 @@ TEST(Tokenizer, LongWordsTakeNoQuadraticTime) {
 // Both ways of merging give the same: words around the length at which one hands over to the other,
 // cut differently by the cache.
 TEST(Tokenizer, LongAndShortWordsMergeAlike) {
-  const Tokenizer tokenizer = Tokenizer::load(kGolden / "gpt2");
+  const Tokenizer tokenizer = Tokenizer::load(kGoldenFolder / "tokenizers" / "gpt2");
   Random random(7);
   for (int round = 0; round < 200; ++round) {
     std::string word;
