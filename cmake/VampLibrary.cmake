@@ -8,6 +8,7 @@
 #   x_fuzz.cc   a libFuzzer program of its own, built only under -DVAMP_FUZZ=ON
 # and likewise for *.cu in the cuda/ folders, which are built only under -DVAMP_CUDA=ON.
 # DEPS are libraries of this project, LIBS anything else. FOLDERS are folders below this one that belong to it.
+# UNITY: several files are compiled as one, where templates (Asio's, JSON's, CLI11's) cost more than our code.
 
 add_library(vamp_options INTERFACE)
 target_compile_features(vamp_options INTERFACE cxx_std_20)
@@ -27,7 +28,7 @@ endif()
 if(VAMP_PRECOMPILE)
   # Half of a file's time goes into the same headers, and into the same templates of GoogleTest and
   # JSON made anew: here they are compiled once (clang does so for templates too). Other builds do
-  # without, so that every file is known to include what it needs.
+  # without, so that a file is known to include what it needs.
   file(GENERATE OUTPUT ${CMAKE_BINARY_DIR}/precompiled.cc CONTENT "")
   add_library(vamp_precompiled STATIC ${CMAKE_BINARY_DIR}/precompiled.cc)
   target_link_libraries(vamp_precompiled PRIVATE vamp_options Threads::Threads fmt::fmt spdlog::spdlog
@@ -43,6 +44,13 @@ function(vamp_use_precompiled target)
   if(TARGET vamp_precompiled)
     target_precompile_headers(${target} REUSE_FROM vamp_precompiled)
   endif()
+endfunction()
+
+# Compiles several of the target's files as one.
+function(vamp_unity target)
+  set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 9)
+  # Only the first file of such a batch is what GCC takes for a source file rather than a header.
+  target_compile_options(${target} PRIVATE $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-Wno-subobject-linkage>)
 endfunction()
 
 # Text files of the present folder, built in: vamp_embed(out_variable report/page_assets.h kPageJs=page/page.js ...).
@@ -65,7 +73,7 @@ function(vamp_embed out_variable header)
 endfunction()
 
 function(vamp_library name)
-  cmake_parse_arguments(ARG "" "" "FOLDERS;DEPS;LIBS;TEST_LIBS;EXTRA" ${ARGN})
+  cmake_parse_arguments(ARG "UNITY" "" "FOLDERS;DEPS;LIBS;TEST_LIBS;EXTRA" ${ARGN})
   set(patterns *.cc *.cu)
   foreach(folder ${ARG_FOLDERS})
     list(APPEND patterns ${folder}/*.cc)
@@ -83,6 +91,9 @@ function(vamp_library name)
     add_library(vamp_${name} STATIC ${sources})
     target_link_libraries(vamp_${name} PUBLIC vamp_options ${ARG_DEPS} ${ARG_LIBS})
     vamp_use_precompiled(vamp_${name})
+    if(ARG_UNITY)
+      vamp_unity(vamp_${name})
+    endif()
   else()
     add_library(vamp_${name} INTERFACE)
     target_link_libraries(vamp_${name} INTERFACE vamp_options ${ARG_DEPS} ${ARG_LIBS})
@@ -116,6 +127,7 @@ function(vamp_test name)
   target_compile_definitions(${name} PRIVATE VAMP_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
   # Tests are compiled more often than their own code runs.
   target_compile_options(${name} PRIVATE $<$<CONFIG:RelWithDebInfo>:-O1>)
+  vamp_unity(${name})  # the templates of GoogleTest, JSON and the containers, once
   vamp_use_precompiled(${name})
   gtest_discover_tests(${name} DISCOVERY_MODE PRE_TEST PROPERTIES TIMEOUT 300)
 endfunction()
