@@ -23,8 +23,8 @@ class GatedDelta : public testing::TestWithParam<Case> {
   void SetUp() override { SKIP_WITHOUT_GPU(); }
 };
 
-void expect_near(const Tensor& got, const Tensor& want, float relative, float absolute,
-                 const char* what) {
+void expect_within(const Tensor& got, const Tensor& want, float relative, float absolute,
+                   const char* what) {
   for (size_t i = 0; i < got.size(); ++i) {
     // What was never written holds NaN in both.
     if (std::isnan(want[i]) && std::isnan(got[i])) continue;
@@ -103,12 +103,12 @@ TEST_P(GatedDelta, MatchesTheCpu) {
   gated_delta_rule(fed.bf(), dba.bf(), dbatch, shape, dweights, dout.bf(), nullptr);
   gated_delta_norm(fed_o.bf(), dqkvz.bf(), tokens, shape, dweights, dgated.bf(), nullptr);
   // Results are rounded to bf16 once on both sides: they differ by a step of it at most, 2^-8.
-  expect_near(dconvolved.back(), convolved, 0x1p-7f, 1e-6f, "convolution");
-  expect_near(dconv_states.back(), conv_states, 0, 0, "convolution's state");
-  expect_near(dout.back(), o, 0x1p-7f, 1e-4f, "rule");
+  expect_within(dconvolved.back(), convolved, 0x1p-7f, 1e-6f, "convolution");
+  expect_within(dconv_states.back(), conv_states, 0, 0, "convolution's state");
+  expect_within(dout.back(), o, 0x1p-7f, 1e-4f, "rule");
   const Tensor want_states = transposed(states, shape.head_dim);
-  expect_near(dstates.back(), want_states, 1e-4f, 1e-4f, "state");
-  expect_near(dgated.back(), gated, 0x1p-7f, 1e-6f, "norm");
+  expect_within(dstates.back(), want_states, 1e-4f, 1e-4f, "state");
+  expect_within(dgated.back(), gated, 0x1p-7f, 1e-6f, "norm");
 
   if (gated_delta_takes_decode(dbatch, shape)) {
     const OnDevice decode_states(before), decode_conv(conv_before);
@@ -118,9 +118,9 @@ TEST_P(GatedDelta, MatchesTheCpu) {
     at_once.conv_states = decode_conv.bf();
     gated_delta_decode(dqkvz.bf(), dba.bf(), at_once, shape, dweights, out.bf(), nullptr);
     // A rounding of what the CPU rounds too may fall the other way, and the norm scales it.
-    expect_near(out.back(), gated, 0x1p-6f, 0x1p-7f, "decode");
-    expect_near(decode_states.back(), want_states, 1e-2f, 1e-2f, "decode's state");
-    expect_near(decode_conv.back(), conv_states, 0, 0, "decode's inputs");
+    expect_within(out.back(), gated, 0x1p-6f, 0x1p-7f, "decode");
+    expect_within(decode_states.back(), want_states, 1e-2f, 1e-2f, "decode's state");
+    expect_within(decode_conv.back(), conv_states, 0, 0, "decode's inputs");
   }
   if (shape.head_dim != 128 || std::find(c.fresh.begin(), c.fresh.end(), 0) != c.fresh.end())
     return;
@@ -136,8 +136,8 @@ TEST_P(GatedDelta, MatchesTheCpu) {
   gated_delta_rule_chunked(fed.bf(), dba.bf(), dbatch, shape, dweights, chunked_out.bf(),
                            {64, dsnapshots.get(), taken.f32()}, scratch.get(), nullptr);
   // Values are of about 1; each of q, k, v and the chunk's own products is rounded to bf16.
-  expect_near(chunked_out.back(), o, 0x1p-6f, 0x1p-6f, "chunked rule");
-  expect_near(chunked_states.back(), want_states, 0x1p-6f, 0x1p-6f, "chunked state");
+  expect_within(chunked_out.back(), o, 0x1p-6f, 0x1p-6f, "chunked rule");
+  expect_within(chunked_states.back(), want_states, 0x1p-6f, 0x1p-6f, "chunked state");
   const Tensor got = taken.back();
   for (size_t s = 0; s < c.fresh.size(); ++s) {
     const int64_t last = (snapshots[s + 1] - 1) * shape.state_size();
