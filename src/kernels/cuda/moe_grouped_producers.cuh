@@ -112,7 +112,7 @@ class WeightsProducer {
 template <int kTokens>
 class TokensProducer {
   static constexpr int kStages = Shared<kTokens>::kStages;
-  static constexpr int kLag = 2;  // stages begun before one is awaited
+  static constexpr int kLag = kStreams<kTokens> ? 2 : 1;  // stages begun before one is awaited
 
  public:
   __device__ TokensProducer(Shared<kTokens>& shared, const Problem& problem)
