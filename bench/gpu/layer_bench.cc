@@ -54,6 +54,12 @@ void run_decode(bool account) {
     model.set_batch(batch, 1, context);
     const double us = graph_us([&](cudaStream_t s) { model.step(s); });
     report_decode(fmt::format("decode {} x {}", batch, context), us, model.bytes());
+    if (batch <= FusedDecode::kMaxTokens) {
+      model.fused = false;
+      report_decode(fmt::format("decode {} x {}, op by op", batch, context),
+                    graph_us([&](cudaStream_t s) { model.step(s); }), model.bytes());
+      model.fused = true;
+    }
     for (int op = 0; account && op < Qwen3Step::kNone; ++op) {
       const auto left_out = static_cast<Qwen3Step::Op>(op);
       const double without = graph_us([&](cudaStream_t s) { model.step(s, left_out); }, 7);

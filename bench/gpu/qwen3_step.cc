@@ -59,6 +59,30 @@ Qwen3Step::Qwen3Step(int layers, int kv_tokens, float skew, Experts experts)
   fill_normal_f32(norm_.get(), norm_.size(), 1.0f, 996);
   fill_normal_f32(cos_sin_.get(), cos_sin_.size(), 0.7f, 995);
   tune();
+  FusedShape shape;
+  shape.hidden = kHidden;
+  shape.heads = kHeads;
+  shape.kv_heads = kKvHeads;
+  shape.head_dim = kHeadDim;
+  shape.scale = kScale;
+  shape.moe = kMoe;
+  shape.gate_up_stride = this->experts(0).gate_up_stride;
+  shape.down_stride = this->experts(0).down_stride;
+  std::vector<FusedLayer> fused_layers;
+  for (int l = 0; l < layers; ++l) {
+    const MoeWeights moe = this->experts(l);
+    FusedLayer f;
+    f.in = at(l).qkv.get();
+    f.out = at(l).o.get();
+    f.router = at(l).router.get();
+    f.gate_up = moe.gate_up;
+    f.down = moe.down;
+    f.input_norm = f.post_norm = f.q_norm = f.k_norm = norm_.get();
+    f.cache_layer = l;
+    f.logits = moe_.logits(l);
+    fused_layers.push_back(f);
+  }
+  fused_ = std::make_unique<FusedDecode>(shape, fused_layers);
   fill_normal(residual_.get(), residual_.size(), 1.0f, 997);
 }
 
@@ -135,7 +159,22 @@ void Qwen3Step::run(Op op, int l, cudaStream_t s) {
   }
 }
 
+void Qwen3Step::run_fused(cudaStream_t s) {
+  FusedBatch batch;
+  batch.attention = batch_.decode_batch();
+  batch.kv_slots = batch_.slots();
+  batch.cos_sin = cos_sin_.get();
+  batch.cache = cache_;
+  fused_->run(residual_.get(), batch, s);
+  run(kNormOp, 0, s);
+}
+
 void Qwen3Step::step(cudaStream_t s, Op left_out) {
+  if (fused && left_out == kNone && batch_.decode() && tokens_ <= FusedDecode::kMaxTokens &&
+      !before_experts && !staged.stage) {
+    run_fused(s);
+    return run(kHeadOp, 0, s);
+  }
   run(kNormOp, 0, s);
   for (int l = 0; l < layers(); ++l) {
     for (int op = kQkvOp; op < kHeadOp; ++op) {
@@ -163,7 +202,8 @@ void Qwen3Step::run_staged_experts(int l, cudaStream_t s) {
   }
 }
 
-double Qwen3Step::bytes() const {
+double Qwen3Step::bytes() {
+  moe_.route(layers() - 1, tokens_, nullptr);
   const double layer = 2.0 * (kQkv * kHidden + kHidden * kAttention + 128 * kHidden) +
                        moe_.active() * 6.0 * 768 * kHidden +
                        double(batch_.sequences()) * batch_.context() * 4 * kKvHeads * kHeadDim;

@@ -2,9 +2,11 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <vector>
 
 #include "gpu/step_batch.h"
+#include "kernels/cuda/fused_decode.h"
 #include "kernels/cuda/linear.h"
 #include "memory/cuda/cuda_handles.h"
 
@@ -41,6 +43,8 @@ class Qwen3Step {
   // A number of rows for single ops, whatever the batch.
   void set_tokens(int tokens) { tokens_ = tokens; }
 
+  // All layers in one launch where it takes the batch; else op by op.
+  bool fused = true;
   // The step, without the op `left_out` (to see what each adds). Capturable if the hooks are.
   void step(cudaStream_t s, Op left_out = kNone);
   // Called between a layer's routing and its experts' products, and after these.
@@ -57,7 +61,7 @@ class Qwen3Step {
 
   // Bytes that a step must read: dense weights, the experts that its tokens chose (as the last
   // layer's routing had it), and the contexts.
-  double bytes() const;
+  double bytes();
   int layers() const { return static_cast<int>(layers_.size()); }
   int tokens() const { return tokens_; }
   MoeBlock& moe() { return moe_; }
@@ -81,6 +85,7 @@ class Qwen3Step {
   void tune();
   void run_staged_experts(int l, cudaStream_t s);
   void attention(int l, cudaStream_t s);
+  void run_fused(cudaStream_t s);
 
   std::vector<Layer> layers_;
   Experts experts_;
@@ -90,6 +95,7 @@ class Qwen3Step {
   Linear linear_;
   Attention attention_op_{{kHeads, kKvHeads, kHeadDim}, kBlockTokens};
   MoeBlock moe_;
+  std::unique_ptr<FusedDecode> fused_;
   StepBatch batch_;
   DeviceBuffer<__nv_bfloat16> head_, residual_, x_, qkv_, attention_;
   DeviceBuffer<float> router_logits_, vocab_, norm_, cos_sin_;

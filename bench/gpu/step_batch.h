@@ -120,10 +120,11 @@ class MoeBlock {
     routing_.progress = progress_.get();
   }
 
+  const float* logits(int layer) const {
+    return logits_.get() + static_cast<size_t>(layer) * 128 * static_cast<size_t>(shape_.experts);
+  }
   void route(int layer, int tokens, cudaStream_t s) {
-    cuda::route(
-        logits_.get() + static_cast<size_t>(layer) * 128 * static_cast<size_t>(shape_.experts),
-        routing_, tokens, shape_.experts, shape_.top_k, true, s, shared_);
+    cuda::route(logits(layer), routing_, tokens, shape_.experts, shape_.top_k, true, s, shared_);
   }
   bool grouped(int tokens) const {
     return kernels == ExpertKernels::kBest ? moe_takes_grouped(tokens, shape_)

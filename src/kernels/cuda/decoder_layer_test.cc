@@ -9,6 +9,7 @@
 #include "kernels/cuda/cuda_test_support.h"
 #include "kernels/cuda/decode_attention.h"
 #include "kernels/cuda/elementwise.h"
+#include "kernels/cuda/fused_decode.h"
 #include "kernels/cuda/gated_delta.h"
 #include "kernels/cuda/gated_delta_chunked.h"
 #include "kernels/cuda/linear.h"
@@ -28,6 +29,7 @@ enum class Kind { kQwen3, kNextFull, kNextLinear };
 struct LayerCase {
   Kind kind;
   int sequences, fresh, before;  // new tokens of each, and tokens in the cache before them
+  bool fused = false;            // by the kernel that takes whole layers
 };
 
 constexpr int H = 2048, kExperts = 16, kTopK = 4, kBlockTokens = 16;
@@ -110,6 +112,9 @@ class Layer {
   void gpu_attention(cudaStream_t s);
   void gpu_linear_attention(cudaStream_t s);
   void gpu_experts(cudaStream_t s);
+  void gpu_layer(cudaStream_t s);
+  FusedShape fused_shape() const;
+  FusedLayer fused_layer() const;
   void cpu_product(Ops& ops, const Tensor& x, const Both& w, int N, int K, Out kind, Tensor& out) {
     const LinearPart part{{w.host.data(), DType::kF32, N, K}, nullptr, out.data(), N, kind};
     ops.linear(x.data(), K, tokens_, {&part, 1});
@@ -167,6 +172,7 @@ class Layer {
            d_activation_ = device_buffer(int64_t{tokens_} * kTopK * shape_.intermediate),
            d_y_ = device_buffer(int64_t{tokens_} * kTopK * H),
            d_y32_ = device_buffer(int64_t{tokens_} * kTopK * H, DType::kF32);
+  std::unique_ptr<FusedDecode> fused_;
   RoutingBuffers lists_{tokens_, kExperts, kTopK};
   DeviceBuffer<char> d_scratch_{gated_delta_chunked_scratch_bytes(tokens_, c_.sequences, delta_)};
 };
@@ -330,8 +336,50 @@ void Layer::gpu_experts(cudaStream_t s) {
   }
 }
 
+FusedShape Layer::fused_shape() const {
+  FusedShape shape;
+  shape.hidden = H;
+  shape.heads = heads_;
+  shape.kv_heads = kv_heads_;
+  shape.head_dim = dim_;
+  shape.scale = scale(dim_);
+  shape.moe = shape_;
+  shape.down_stride = sz(int64_t{2} * H * shape_.intermediate);
+  shape.gate_up_stride = 2 * shape.down_stride;
+  return shape;
+}
+
+FusedLayer Layer::fused_layer() const {
+  FusedLayer layer;
+  layer.in = in_.device.bf();
+  layer.out = out_.device.bf();
+  layer.router = router_.device.bf();
+  layer.gate_up = gate_up_.device.bf();
+  layer.down = down_.device.bf();
+  layer.input_norm = layer.post_norm = layer.q_norm = layer.k_norm = norm_.device.f32();
+  return layer;
+}
+
+void Layer::gpu_layer(cudaStream_t s) {
+  __nv_bfloat16* const residual = residual_.device.bf();
+  if (c_.fused) {
+    FusedBatch batch;
+    batch.attention = {c_.sequences, d_contexts_.get(), d_block_start_.get(), d_ids_.get()};
+    batch.kv_slots = d_kv_slots_.get();
+    batch.cos_sin = cos_sin_.device.f32();
+    batch.cache = cache_;
+    return fused_->run(residual, batch, s);
+  }
+  const NormWeight weight = norm(norm_.device.f32());
+  add_rms_norm(nullptr, residual, tokens_, H, weight, d_x_.bf(), s);
+  c_.kind == Kind::kNextLinear ? gpu_linear_attention(s) : gpu_attention(s);
+  add_rms_norm(nullptr, residual, tokens_, H, weight, d_x_.bf(), s);
+  gpu_experts(s);
+}
+
 void Layer::check_layer() {
   cache_.arena = arena_.device.bf();
+  if (c_.fused) fused_ = std::make_unique<FusedDecode>(fused_shape(), std::vector{fused_layer()});
   const AttentionBatch batch{c_.sequences,
                              tokens_,
                              tables_.query_start.data(),
@@ -349,11 +397,7 @@ void Layer::check_layer() {
   cudaGraphExec_t exec;
   check(cudaStreamCreate(&stream), "cudaStreamCreate");
   check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "capture");
-  const NormWeight weight = norm(norm_.device.f32());
-  add_rms_norm(nullptr, residual_.device.bf(), tokens_, H, weight, d_x_.bf(), stream);
-  c_.kind == Kind::kNextLinear ? gpu_linear_attention(stream) : gpu_attention(stream);
-  add_rms_norm(nullptr, residual_.device.bf(), tokens_, H, weight, d_x_.bf(), stream);
-  gpu_experts(stream);
+  gpu_layer(stream);
   check(cudaStreamEndCapture(stream, &graph), "capture");
   check(cudaGraphInstantiate(&exec, graph, 0), "cudaGraphInstantiate");
   check(cudaGraphLaunch(exec, stream), "cudaGraphLaunch");
@@ -402,6 +446,12 @@ INSTANTIATE_TEST_SUITE_P(
                     LayerCase{Kind::kNextFull, 1, 260, 0}, LayerCase{Kind::kNextLinear, 3, 1, 9},
                     LayerCase{Kind::kNextLinear, 2, 150, 0},
                     LayerCase{Kind::kNextLinear, 1, 200, 40}));
+INSTANTIATE_TEST_SUITE_P(Fused, DecoderLayer,
+                         testing::Values(LayerCase{Kind::kQwen3, 1, 1, 100, true},
+                                         LayerCase{Kind::kQwen3, 1, 1, 0, true},
+                                         LayerCase{Kind::kQwen3, 1, 1, 5000, true},
+                                         LayerCase{Kind::kQwen3, 4, 1, 77, true},
+                                         LayerCase{Kind::kQwen3, 3, 1, 511, true}));
 
 }  // namespace
 }  // namespace vamp::cuda

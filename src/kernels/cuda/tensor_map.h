@@ -17,6 +17,12 @@ CUtensorMap bf16_tensor_map(const void* data, int cols, int rows, int matrices,
                             size_t matrix_stride, int box_rows,
                             CUtensorMapL2promotion promotion = CU_TENSOR_MAP_L2_PROMOTION_L2_256B);
 
+// The same with boxes of many columns: `box_cols`, a multiple of 64, of each of box_rows rows. In
+// shared memory they lie as matrices of 64 columns one behind the other, each swizzled as above. A
+// copy names (0, row, column / 64, matrix). cols a multiple of 64.
+CUtensorMap bf16_wide_tensor_map(const void* data, int cols, int rows, int matrices,
+                                 size_t matrix_stride, int box_rows, int box_cols);
+
 // Columns of a box: 128 bytes, one line of the swizzle.
 inline constexpr int kTensorMapCols = 64;
 

@@ -1,0 +1,87 @@
+// All decoder layers of a decode step in one launch, for up to 4 sequences.
+//
+// With few sequences a layer is a chain of some ten small operations, and half of the time goes by
+// between them: each kernel has to start, and to wait for its first bytes. Here one block on each
+// multiprocessor stays for the whole step. While it waits for what others compute, the weights that
+// it will multiply next are already on their way to its shared memory (fused_stream.cuh); and it
+// waits for values, not for blocks: what passes between blocks lies in buffers whose unwritten
+// words are told from written ones (fused_exchange.cuh), so that there is no barrier in a layer.
+#pragma once
+
+#include <cuda.h>
+#include <cuda_bf16.h>
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "kernels/cuda/decode_attention.h"
+#include "kernels/cuda/device_buffer.h"
+#include "kernels/cuda/moe_routing.h"
+#include "kernels/kv_layout.h"
+
+namespace vamp::cuda {
+
+// What the layers of a model have in common. A row of the input product: q of all heads, k and v of
+// all KV heads.
+struct FusedShape {
+  int hidden = 0, heads = 0, kv_heads = 0, head_dim = 0;
+  float scale = 0;        // of attention's scores
+  float eps = 1e-6f;      // of all norms
+  bool one_plus = false;  // they multiply by 1 + weight
+  MoeShape moe;
+  bool renormalise = true;                     // see route()
+  size_t gate_up_stride = 0, down_stride = 0;  // bytes from an expert to the next
+};
+
+// A layer's weights, all on the device: bf16 matrices [outputs, inputs], norms f32.
+struct FusedLayer {
+  const __nv_bfloat16* in = nullptr;               // [(heads + 2 kv_heads) * head_dim, hidden]
+  const __nv_bfloat16* out = nullptr;              // [hidden, heads * head_dim]
+  const __nv_bfloat16* router = nullptr;           // [experts, hidden]
+  const void *gate_up = nullptr, *down = nullptr;  // of expert 0
+  const float *input_norm = nullptr, *post_norm = nullptr;  // [hidden]
+  const float *q_norm = nullptr, *k_norm = nullptr;         // [head_dim], or null: none
+  int64_t cache_layer = 0;
+  uint32_t* expert_counts = nullptr;  // [experts] running totals, or null
+  const float* logits = nullptr;      // [tokens, experts]: routes by these instead of the router's
+                                      // (for benchmarks), or null
+};
+
+// The sequences of a step, each with one new token. Arrays on the device.
+struct FusedBatch {
+  DecodeBatch attention;
+  const int32_t* kv_slots = nullptr;  // [sequences] where the token goes in the cache, -1: nowhere
+  const float* cos_sin = nullptr;     // [sequences, head_dim]
+  KvCache cache;
+};
+
+class FusedDecode {
+ public:
+  static constexpr int kMaxTokens = 4;
+  // Whether the shape is one that the kernel takes; others go op by op.
+  static bool takes(const FusedShape& shape);
+
+  FusedDecode(const FusedShape& shape, const std::vector<FusedLayer>& layers);
+
+  // The layers one after the other on residual [sequences, hidden] bf16, from which the first one
+  // takes its input's norm. The blocks wait for each other, so all of the device must be theirs at
+  // some time; two runs of one FusedDecode must not overlap. Asynchronous, capturable; 0 sequences:
+  // nothing happens.
+  void run(__nv_bfloat16* residual, const FusedBatch& batch, cudaStream_t stream);
+
+  // How a layer's weights are brought (tensor_map.h).
+  struct Maps {
+    CUtensorMap in, out, router, gate_up, down;
+  };
+
+ private:
+  FusedShape shape_;
+  int blocks_;
+  DeviceBuffer<FusedLayer> layers_;
+  DeviceBuffer<Maps> maps_;
+  DeviceBuffer<uint32_t> sync_;
+  DeviceBuffer<char> exchange_;
+};
+
+}  // namespace vamp::cuda
