@@ -13,6 +13,7 @@ namespace {
 
 constexpr int kStages = 13;
 constexpr int kMaxExperts = 128;
+constexpr int kRowsOfBlock = 16;  // of the residual, at most
 
 // Words of FusedDecode::sync_, a line of the cache apart: arrivals of blocks at the end of a
 // launch, over all launches; how many had come when this one began; layers of all launches in front
@@ -28,8 +29,8 @@ struct Shared {
     float logits[kMaxTokens][kMaxExperts];
   };
   float squares[kMaxTokens][kWarps];
-  bf16 residual[kMaxTokens][16];  // of this block's rows
-  Args args;                      // here the compiler does not keep them in registers throughout
+  bf16 residual[kMaxTokens][kRowsOfBlock];  // of this block's rows
+  Args args;  // here the compiler does not keep them in registers throughout
   FusedLayer layers[2];
   Unit unit;
   Items items;
@@ -583,7 +584,6 @@ FusedDecode::FusedDecode(const FusedShape& shape, const std::vector<FusedLayer>&
     : shape_(shape), blocks_(fused::num_blocks()), layers_(layers), sync_(fused::kSyncWords) {
   VAMP_CHECK(takes(shape), "fused_decode: hidden {}, {} heads of {}, {} experts of {}",
              shape.hidden, shape.heads, shape.head_dim, shape.moe.experts, shape.moe.intermediate);
-  VAMP_CHECK(blocks_ * 16 >= shape.hidden, "fused_decode: {} multiprocessors are too few", blocks_);
   const auto map = [](const void* weights, int rows, int cols, int matrices = 1,
                       size_t stride = size_t{1} << 32) {
     return bf16_wide_tensor_map(weights, cols, rows, matrices, stride, 8, fused::kStageValues);

@@ -59,7 +59,8 @@ struct FusedBatch {
 class FusedDecode {
  public:
   static constexpr int kMaxTokens = 4;
-  // Whether the shape is one that the kernel takes; others go op by op.
+  // Whether the kernel takes the shape, and the device has the multiprocessors for it (128 of
+  // them); if not, go op by op.
   static bool takes(const FusedShape& shape);
 
   FusedDecode(const FusedShape& shape, const std::vector<FusedLayer>& layers);
