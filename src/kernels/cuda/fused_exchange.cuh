@@ -5,8 +5,8 @@
 // it is there. Each array is there twice, for even and for odd layers: who writes a word for a
 // layer unwrites it in the other one, which every block has read by then, for to write anything for
 // a layer takes values that all blocks' last layers went into. That the unwriting is seen by those
-// who read the word in the next layer, fence() sees to, twice a layer: at joining the pieces of
-// attention, and before the experts' down product.
+// who read the word in the next layer, fence() sees to, by writers and readers, twice a layer:
+// before attention, and before the experts' down product.
 #pragma once
 
 #include <cuda_bf16.h>
