@@ -30,7 +30,9 @@ def main() -> None:
                 f"({run['prefix_hit_rate']:.1%} with cold first turns)")
 
     print("\nWhat this shows:")
-    check(static["prefix_hit_rate_warm"] < 0.2, f"static is past the cliff: prefix hit rate of {hits(static)}")
+    # A run that was cut lacks its last turns, which hit least.
+    cliff = 0.3 if static["cut"] else 0.2
+    check(static["prefix_hit_rate_warm"] < cliff, f"static is past the cliff: prefix hit rate of {hits(static)}")
     for run in (paper, priced, nohost):
         check(run["prefix_hit_rate_warm"] >= 0.8, f"{run['policy']} is not: {hits(run)}")
     for run in (paper, priced, nohost):
