@@ -59,8 +59,8 @@ class Qwen3Step {
   // One op of a layer.
   void run(Op op, int layer, cudaStream_t s);
 
-  // Bytes that a step must read: dense weights, the experts that its tokens chose (as the last
-  // layer's routing had it), and the contexts.
+  // Bytes that a step must read: dense weights, the experts that its tokens choose (in the last
+  // layer, which it routes once more), and the contexts.
   double bytes();
   int layers() const { return static_cast<int>(layers_.size()); }
   int tokens() const { return tokens_; }

@@ -2,6 +2,7 @@
 // query heads of one KV head; then the pieces are joined.
 #pragma once
 
+#include "kernels/cuda/decode_page.cuh"
 #include "kernels/cuda/fused_stream.cuh"
 #include "kernels/cuda/pack_bf16.cuh"
 
@@ -86,12 +87,6 @@ __device__ __forceinline__ uint32_t transpose(uint32_t pair) {
   asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(out) : "r"(pair));
   return out;
 }
-__device__ __forceinline__ void load_transposed(const void* p, uint32_t (&r)[4]) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(p))));
-}
-
 // A 16-byte chunk `c` of a token's keys or values in a page, as the copy unit swizzles rows of 128
 // bytes.
 __device__ __forceinline__ char* page_chunk(char* stage, int token, int c, bool value) {
@@ -161,15 +156,14 @@ __device__ __forceinline__ void attend_page(const Lane& me, char* stage, int val
 #pragma unroll
   for (int i = 0; i < kHeadDim / 16; ++i) {
     uint32_t v[4];
-    load_transposed(page_chunk(stage, token, 2 * i + odd, true), v);
+    decode::load_transposed(page_chunk(stage, token, 2 * i + odd, true), v);
     skinny::mma(piece.out[i], v[0], v[1], v[2], v[3], p[0], p[1]);
   }
 }
 
 // This block's piece. The warps leave their results where their last pages were.
-template <int kStages>
-__device__ void attend(const Args& a, const FusedLayer& layer, uint32_t epoch, const Unit& u,
-                       Stream<kStages>& stream, Ring<kStages>& ring, PieceShared& shared) {
+__device__ inline void attend(const Args& a, const FusedLayer& layer, uint32_t epoch, const Unit& u,
+                              Stream& stream, Ring& ring, PieceShared& shared) {
   if (u.token < 0) return;
   static_assert(kStages >= kWarps);  // the warps' last pages stay until all have been joined
   const Lane me;

@@ -3,9 +3,9 @@
 //
 // One warp, the producer, does nothing but ask for it: the copy unit brings it to a ring of stages
 // in shared memory, as far ahead as there are free ones, over the borders of tiles, operations and
-// layers; past a barrier between blocks as well, since nobody in the launch writes what is copied.
-// It can't pass a layer's router: there it waits for the block to know which experts come next. The
-// other warps, the consumers, take the stages in the same order.
+// layers, since nobody in the launch writes what is copied. It can't pass a layer's router: there
+// it waits for the block to know which experts come next. The other warps, the consumers, take the
+// stages in the same order.
 //
 // A stage holds two times 8 rows of weights and up to 512 values of each, of which every consumer
 // multiplies an eighth, or a page of a context, which one of them attends to.
@@ -26,6 +26,7 @@ constexpr int kWarps = 8, kConsumers = kWarps * 32, kThreads = kConsumers + 32;
 constexpr int kStep = 32;                         // values of a row in one step of a warp
 constexpr int kStageValues = 2 * kStep * kWarps;  // of a row, at most
 constexpr int kHalfStageBytes = 8 * kStageValues * 2, kStageBytes = 2 * kHalfStageBytes;
+constexpr int kStages = 13;
 constexpr int kHidden = 2048;                             // of the model
 constexpr int kHiddenSteps = kHidden / (kWarps * kStep);  // of a warp, in a row of so many values
 constexpr int kOutSteps = 16;  // in a row of heads * head_dim values, at most
@@ -106,7 +107,6 @@ __device__ __forceinline__ Run share_of_block(const Args& a, int all) {
           static_cast<int>(__umulhi(first + static_cast<uint32_t>(all), a.blocks_inverse))};
 }
 
-template <int kStages>
 struct Ring {
   alignas(1024) char stages[kStages][kStageBytes];  // as the copy unit's swizzle repeats
   Barrier full[kStages], empty[kStages];
@@ -123,7 +123,6 @@ struct Ring {
 };
 
 // Where a warp stands in the sequence of stages.
-template <int kStages>
 struct Position {
   int stage = 0;
   uint32_t parity = 0;
@@ -136,11 +135,10 @@ struct Position {
 };
 
 // The producer's walk through all layers.
-template <int kStages>
 class Producer {
  public:
-  __device__ Producer(const Args& a, const CUtensorMap& contexts, Ring<kStages>& ring,
-                      const Items& items, const Unit& unit)
+  __device__ Producer(const Args& a, const CUtensorMap& contexts, Ring& ring, const Items& items,
+                      const Unit& unit)
       : a_(a),
         contexts_(contexts),
         ring_(ring),
@@ -216,7 +214,7 @@ class Producer {
     if (lane_ != 0) return;
 #pragma unroll 1
     for (int k = 0; k < K; k += 2 * kStageValues) {
-      Position<kStages> next = at_;
+      Position next = at_;
       next.pass(1);
       ring_.empty[at_.stage].wait(at_.parity);
       const bool both = k + kStageValues < K;
@@ -277,15 +275,15 @@ class Producer {
 
   const Args& a_;
   const CUtensorMap& contexts_;
-  Ring<kStages>& ring_;
+  Ring& ring_;
   const Items& items_;
   const Unit& unit_;
   const int lane_;
-  Position<kStages> at_;
+  Position at_;
 };
 
-// Who a thread is. Asked anew in each phase: what is computed from it would otherwise be kept in
-// registers, of which there are none left, from one layer to the next.
+// Who a thread is. Asked anew in each phase, so that nothing computed from it is kept in registers
+// from one to the next.
 struct Lane {
   int thread, warp, lane, group, quad;
   __device__ __forceinline__ Lane() {
@@ -307,11 +305,10 @@ struct Weights {
 };
 
 // A consumer's end.
-template <int kStages>
 class Stream {
  public:
-  __device__ Stream(Ring<kStages>& ring, Position<kStages> at) : ring_(ring), at_(at) {}
-  __device__ Position<kStages> position() const { return at_; }
+  __device__ Stream(Ring& ring, Position at) : ring_(ring), at_(at) {}
+  __device__ Position position() const { return at_; }
 
   __device__ void wait() { ring_.full[at_.stage].wait(at_.parity); }
   // 8 values of rows lane.group and 8 further of a stage of weights, in one of the warp's two
@@ -343,8 +340,8 @@ class Stream {
   }
 
  private:
-  Ring<kStages>& ring_;
-  Position<kStages> at_;
+  Ring& ring_;
+  Position at_;
 };
 
 __device__ __forceinline__ void widen(const uint4& v, float (&x)[8]) {
