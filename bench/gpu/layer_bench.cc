@@ -2,9 +2,11 @@
 // captured graph, but for embedding and sampling. Prints milliseconds a step, beside what reading
 // the same bytes at the memory's measured rate would take.
 //
-//   gpu_layer_bench decode [account]   Qwen3-30B-A3B; account: also what a step saves without each
-//   op gpu_layer_bench prefill            Qwen3-30B-A3B gpu_layer_bench next Qwen3-Next-80B-A3B,
-//   one of two ranks' shapes and whole
+//   gpu_layer_bench decode [account]   Qwen3-30B-A3B
+//   gpu_layer_bench prefill            Qwen3-30B-A3B
+//   gpu_layer_bench next [account]     Qwen3-Next-80B-A3B, one of two ranks' shapes and whole
+//
+// account: also what a step saves without each op.
 //
 // Last line: one JSON object.
 #include <fmt/format.h>
@@ -12,6 +14,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <string>
+#include <utility>
 
 #include "gpu/qwen3_next_step.h"
 #include "gpu/qwen3_step.h"
@@ -40,6 +43,20 @@ void report_prefill(const std::string& name, double us, int tokens) {
   record(name + " ms", us / 1e3);
 }
 
+// What each op adds to a step that goes op by op, on the average over all layers.
+template <typename Step>
+void account_for(Step& model) {
+  const bool fused = std::exchange(model.fused, false);
+  const double us = graph_us([&](cudaStream_t s) { model.step(s); }, 7);
+  for (int op = 0; op < Step::kNone; ++op) {
+    const auto left_out = static_cast<typename Step::Op>(op);
+    const double without = graph_us([&](cudaStream_t s) { model.step(s, left_out); }, 7);
+    fmt::print("  {:<18} adds {:>7.2f} us a layer\n", Step::op_name(left_out),
+               (us - without) / model.layers());
+  }
+  model.fused = fused;
+}
+
 void run_decode(bool account) {
   Qwen3Step model(48, 128 * 4096);
   for (auto [batch, context] : {std::array{1, 4096},
@@ -60,12 +77,7 @@ void run_decode(bool account) {
                     graph_us([&](cudaStream_t s) { model.step(s); }), model.bytes());
       model.fused = true;
     }
-    for (int op = 0; account && op < Qwen3Step::kNone; ++op) {
-      const auto left_out = static_cast<Qwen3Step::Op>(op);
-      const double without = graph_us([&](cudaStream_t s) { model.step(s, left_out); }, 7);
-      fmt::print("  {:<18} adds {:>7.2f} us a layer\n", Qwen3Step::op_name(left_out),
-                 (us - without) / model.layers());
-    }
+    if (account) account_for(model);
   }
 }
 
@@ -79,13 +91,22 @@ void run_prefill() {
   }
 }
 
-void run_next(int ranks, int own_experts) {
+void run_next(int ranks, int own_experts, bool account) {
   Qwen3NextStep model(ranks, own_experts, 48 * 4096, 48);
   const std::string name = ranks == 1 ? "Qwen3-Next" : "Qwen3-Next, one of two ranks";
   for (int batch : {1, 4, 16, 48}) {
     model.set_batch(batch, 1, 4096);
-    const double us = graph_us([&](cudaStream_t s) { model.step(s); }, 11);
-    report_decode(fmt::format("{}: decode {} x 4096", name, batch), us, model.bytes());
+    const auto report = [&](const char* how) {
+      const double us = graph_us([&](cudaStream_t s) { model.step(s); }, 11);
+      report_decode(fmt::format("{}: decode {} x 4096{}", name, batch, how), us, model.bytes());
+    };
+    report("");
+    if (batch <= FusedDecode::kMaxTokens) {
+      model.fused = false;
+      report(", op by op");
+      model.fused = true;
+    }
+    if (account) account_for(model);
   }
   for (auto [fresh, context] : {std::array{8192, 8192}, {2048, 30720}}) {
     model.set_batch(1, fresh, context);
@@ -98,13 +119,15 @@ void run_next(int ranks, int own_experts) {
 
 int main(int argc, char** argv) {
   const std::string what = argc > 1 ? argv[1] : "decode";
+  const bool account = argc > 2 && std::strcmp(argv[2], "account") == 0;
   if (what == "decode") {
-    run_decode(argc > 2 && std::strcmp(argv[2], "account") == 0);
+    run_decode(account);
   } else if (what == "prefill") {
     run_prefill();
   } else if (what == "next") {
-    run_next(2, argc > 2 ? std::atoi(argv[2]) : 48);
-    run_next(1, argc > 2 ? std::atoi(argv[2]) : 36);
+    const int own_experts = argc > 2 && !account ? std::atoi(argv[2]) : 0;
+    run_next(2, own_experts ? own_experts : 48, account);
+    run_next(1, own_experts ? own_experts : 36, account);
   } else {
     fmt::print(stderr, "gpu_layer_bench {}: it is decode, prefill or next\n", what);
     return 2;

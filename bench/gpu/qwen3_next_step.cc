@@ -13,8 +13,17 @@ using Out = LinearPart::Out;
 
 // Expert 0 is the shared one; the router's first row is its gate. Padded to a multiple of 8.
 constexpr int kExperts = 513, kRouterRows = 520;
+constexpr float kScale = 0.0625f;
 
 }  // namespace
+
+const char* Qwen3NextStep::op_name(Op op) {
+  constexpr const char* kNames[] = {"input product", "gated delta",   "rope, cache write",
+                                    "attention",     "gate",          "output product",
+                                    "norm",          "router",        "routing",
+                                    "experts",       "combine, norm", "head"};
+  return kNames[op];
+}
 
 Qwen3NextStep::Qwen3NextStep(int ranks, int own_experts, int kv_tokens, int max_sequences)
     : ranks_(ranks),
@@ -77,6 +86,54 @@ Qwen3NextStep::Qwen3NextStep(int ranks, int own_experts, int kv_tokens, int max_
   delta_norm_ = filled_f32(128, 0.3f, 982);
   delta_scratch_ =
       DeviceBuffer<char>(gated_delta_chunked_scratch_bytes(kMaxTokens, max_sequences, delta_));
+  make_fused();
+}
+
+MoeWeights Qwen3NextStep::experts(int l) const {
+  const Experts& e = experts_[static_cast<size_t>(l) % experts_.size()];
+  const size_t matrix = size_t{2} * kHidden * static_cast<size_t>(moe_.shape().intermediate);
+  return {e.gate_up.get(), e.down.get(), 2 * matrix, matrix, DType::kBf16};
+}
+
+void Qwen3NextStep::make_fused() {
+  FusedShape shape;
+  shape.hidden = kHidden;
+  shape.heads = heads_;
+  shape.kv_heads = kv_heads_;
+  shape.head_dim = kHeadDim;
+  shape.rotary_dim = kRotary;
+  shape.gated = true;
+  shape.scale = kScale;
+  shape.one_plus = true;
+  shape.delta = delta_;
+  shape.moe = moe_.shape();
+  shape.shared_expert = true;
+  shape.gate_up_stride = experts(0).gate_up_stride;
+  shape.down_stride = experts(0).down_stride;
+  std::vector<FusedLayer> layers;
+  for (int l = 0; l < kLayers; ++l) {
+    const Layer& w = layers_[static_cast<size_t>(l)];
+    FusedLayer f;
+    f.in = w.in.get();
+    f.out = w.out.get();
+    f.router = w.router.get();
+    f.gate_up = experts(l).gate_up;
+    f.down = experts(l).down;
+    f.input_norm = f.post_norm = norm_.get();
+    if (is_full(l)) {
+      f.q_norm = f.k_norm = norm_.get();
+      f.cache_layer = l / kFullEvery;
+    } else {
+      f.delta = delta_weights();
+      f.states = w.states.get();
+      f.state_stride = delta_.state_size();
+      f.conv_states = w.conv_states.get();
+      f.conv_stride = delta_.conv_state_size();
+    }
+    f.logits = moe_.logits(l);
+    layers.push_back(f);
+  }
+  fused_ = std::make_unique<FusedDecode>(shape, layers);
 }
 
 void Qwen3NextStep::set_batch(int sequences, int fresh, int context) {
@@ -91,29 +148,21 @@ void Qwen3NextStep::linear(const bf16* x, int rows, const DeviceBuffer<bf16>& w,
   linear_.run(x, K, rows, {&part, 1}, s);
 }
 
-void Qwen3NextStep::full_attention(int l, cudaStream_t s) {
-  const Layer& w = layers_[static_cast<size_t>(l)];
-  const int tokens = batch_.tokens(), cache_layer = l / kFullEvery;
-  const int width = heads_ * kHeadDim, kv = kv_heads_ * kHeadDim, row = 2 * width + 2 * kv;
-  linear(x_.get(), tokens, w.in, row, kHidden, Out::kActivation, in_.get(), s);
-  qk_norm_rope_write_kv(in_.get(), tokens, {heads_, kv_heads_, kHeadDim, kRotary, row}, norm(),
-                        norm(), cos_sin_.get(), cache_, cache_layer, batch_.slots(), s);
-  const bf16* k = in_.get() + width;
+void Qwen3NextStep::attention(int l, cudaStream_t s) {
+  const int row = input_width(l), cache_layer = l / kFullEvery;
+  const bf16* k = in_.get() + query_width();
   if (batch_.decode())
     decode_attention(in_.get(), row, batch_.decode_batch(), {heads_, kv_heads_, kHeadDim}, cache_,
-                     cache_layer, 0.0625f, out_.get(), s);
+                     cache_layer, kScale, out_.get(), s);
   else
-    attention_op_.run(in_.get(), row, cache_, cache_layer, 0.0625f, out_.get(), s,
-                      {k, k + kv, row});
-  multiply_sigmoid(out_.get(), in_.get() + width + 2 * kv, row, tokens, width, s);
-  linear(out_.get(), tokens, w.out, kHidden, width, Out::kResidual, residual_.get(), s);
+    attention_op_.run(in_.get(), row, cache_, cache_layer, kScale, out_.get(), s,
+                      {k, k + key_width(), row});
 }
 
 void Qwen3NextStep::linear_attention(int l, cudaStream_t s) {
   const Layer& w = layers_[static_cast<size_t>(l)];
   const int tokens = batch_.tokens();
-  const GatedDeltaWeights weights{conv_.get(), a_log_.get(), dt_bias_.get(), delta_norm_.get(),
-                                  1e-6f};
+  const GatedDeltaWeights weights = delta_weights();
   const GatedDeltaBatch batch{tokens,
                               batch_.sequences(),
                               batch_.query_start(),
@@ -124,9 +173,7 @@ void Qwen3NextStep::linear_attention(int l, cudaStream_t s) {
                               w.conv_states.get(),
                               delta_.conv_state_size(),
                               batch_.decode()};
-  const auto row = static_cast<int>(delta_.qkvz_row());
   const bf16* ba = in_.get() + delta_.qkvz_cols();
-  linear(x_.get(), tokens, w.in, row, kHidden, Out::kActivation, in_.get(), s);
   if (gated_delta_takes_decode(batch, delta_)) {
     gated_delta_decode(in_.get(), ba, batch, delta_, weights, out_.get(), s);
   } else {
@@ -138,30 +185,79 @@ void Qwen3NextStep::linear_attention(int l, cudaStream_t s) {
       gated_delta_rule(mixed_.get(), ba, batch, delta_, weights, out_.get(), s);
     gated_delta_norm(out_.get(), in_.get(), tokens, delta_, weights, out_.get(), s);
   }
-  linear(out_.get(), tokens, w.out, kHidden, delta_.value_heads * delta_.head_dim, Out::kResidual,
-         residual_.get(), s);
 }
 
-void Qwen3NextStep::step(cudaStream_t s) {
-  const int tokens = batch_.tokens();
-  bf16 *x = x_.get(), *residual = residual_.get();
-  add_rms_norm(nullptr, residual, tokens, kHidden, norm(), x, s);
-  for (int l = 0; l < kLayers; ++l) {
-    is_full(l) ? full_attention(l, s) : linear_attention(l, s);
-    add_rms_norm(nullptr, residual, tokens, kHidden, norm(), x, s);
-    linear(x, tokens, layers_[static_cast<size_t>(l)].router, kRouterRows, kHidden, Out::kFloat,
-           router_logits_.get(), s);
-    moe_.route(l, tokens, s);
-    const Experts& e = experts_[static_cast<size_t>(l) % experts_.size()];
-    const size_t matrix = size_t{2} * kHidden * static_cast<size_t>(moe_.shape().intermediate);
-    const MoeWeights weights{e.gate_up.get(), e.down.get(), 2 * matrix, matrix, DType::kBf16};
-    moe_.experts(x, tokens, weights, s, {}, /*in_place=*/true);
-    moe_.combine(tokens, residual, norm(), x, s);
+void Qwen3NextStep::run(Op op, int l, cudaStream_t s) {
+  const Layer& w = layers_[static_cast<size_t>(l)];
+  const int tokens = batch_.tokens(), row = input_width(l), width = query_width();
+  const bool full = is_full(l);
+  switch (op) {
+    case kInputOp:
+      return linear(x_.get(), tokens, w.in, row, kHidden, Out::kActivation, in_.get(), s);
+    case kDeltaOp:
+      if (!full) linear_attention(l, s);
+      return;
+    case kRopeOp:
+      if (full)
+        qk_norm_rope_write_kv(in_.get(), tokens, {heads_, kv_heads_, kHeadDim, kRotary, row},
+                              norm(), norm(), cos_sin_.get(), cache_, l / kFullEvery,
+                              batch_.slots(), s);
+      return;
+    case kAttentionOp:
+      if (full) attention(l, s);
+      return;
+    case kGateOp:
+      if (full)
+        multiply_sigmoid(out_.get(), in_.get() + width + 2 * key_width(), row, tokens, width, s);
+      return;
+    case kOutputOp:
+      return linear(out_.get(), tokens, w.out, kHidden,
+                    full ? width : delta_.value_heads * delta_.head_dim, Out::kResidual,
+                    residual_.get(), s);
+    case kNormOp:
+      return add_rms_norm(nullptr, residual_.get(), tokens, kHidden, norm(), x_.get(), s);
+    case kRouterOp:
+      return linear(x_.get(), tokens, w.router, kRouterRows, kHidden, Out::kFloat,
+                    router_logits_.get(), s);
+    case kRouteOp:
+      return moe_.route(l, tokens, s);
+    case kExpertsOp:
+      return moe_.experts(x_.get(), tokens, experts(l), s, {}, /*in_place=*/true);
+    case kCombineOp:
+      return moe_.combine(tokens, residual_.get(), norm(), x_.get(), s);
+    case kHeadOp:
+      return linear(x_.get(), batch_.sequences(), head_, kVocab / ranks_, kHidden, Out::kFloat,
+                    vocab_.get(), s);
+    case kNone:
+      return;
   }
-  linear(x, batch_.sequences(), head_, kVocab / ranks_, kHidden, Out::kFloat, vocab_.get(), s);
 }
 
-double Qwen3NextStep::bytes() const {
+void Qwen3NextStep::run_fused(cudaStream_t s) {
+  FusedBatch batch;
+  batch.attention = batch_.decode_batch();
+  batch.kv_slots = batch_.slots();
+  batch.cos_sin = cos_sin_.get();
+  batch.cache = cache_;
+  batch.slots = batch_.numbers();
+  batch.starts = batch_.starts();
+  fused_->run(residual_.get(), batch, s);
+}
+
+void Qwen3NextStep::step(cudaStream_t s, Op left_out) {
+  const bool whole =
+      fused && left_out == kNone && batch_.decode() && batch_.tokens() <= FusedDecode::kMaxTokens;
+  if (whole) run_fused(s);
+  run(kNormOp, 0, s);
+  for (int l = 0; l < (whole ? 0 : kLayers); ++l) {
+    for (int op = kInputOp; op < kHeadOp; ++op)
+      if (op != left_out) run(static_cast<Op>(op), l, s);
+  }
+  if (left_out != kHeadOp) run(kHeadOp, 0, s);
+}
+
+double Qwen3NextStep::bytes() {
+  moe_.route(kLayers - 1, batch_.tokens(), nullptr);
   const double H = kHidden, full = kLayers / kFullEvery, delta = kLayers - full;
   const double width = heads_ * kHeadDim, kv = kv_heads_ * kHeadDim,
                value = delta_.value_heads * delta_.head_dim;

@@ -1,6 +1,7 @@
 // Whole decoder layers as captured graphs of CUDA ops, against the CPU ops in f32: one of
 // Qwen3-30B-A3B and both kinds of Qwen3-Next-80B-A3B, real widths, few experts. Without a GPU every
 // test says so and is skipped.
+#include <cstring>
 #include <functional>
 #include <numeric>
 
@@ -30,6 +31,7 @@ struct LayerCase {
   Kind kind;
   int sequences, fresh, before;  // new tokens of each, and tokens in the cache before them
   bool fused = false;            // by the kernel that takes whole layers
+  int ranks = 1;                 // one of so many ranks' shapes (of Qwen3-Next)
 };
 
 constexpr int H = 2048, kExperts = 16, kTopK = 4, kBlockTokens = 16;
@@ -37,12 +39,23 @@ constexpr size_t sz(int64_t n) {
   return static_cast<size_t>(n);
 }
 
+// Random values, many at little cost: a few again and again, of a number that rows have no divisor
+// with.
+Tensor repeated_random(size_t count, Random& random, double scale) {
+  constexpr size_t kFew = 1000003;
+  Tensor t(DType::kBf16, count);
+  for (size_t i = 0; i < std::min(count, kFew); ++i)
+    t.set(i, static_cast<float>(random.normal() * scale));
+  for (size_t i = kFew; i < count; i += kFew)
+    std::memcpy(t.at(i), t.data(), std::min(count - i, kFew) * t.width());
+  return t;
+}
+
 // A weight or activation on both sides: bf16 on the device, the same values in f32 on the host.
 struct Both {
   Tensor host;
   OnDevice device;
-  Both(size_t count, Random& random, double scale)
-      : Both(Tensor::random(DType::kBf16, count, random, scale)) {}
+  Both(size_t count, Random& random, double scale) : Both(repeated_random(count, random, scale)) {}
   explicit Both(const Tensor& bf) : host(DType::kF32, bf.size()), device(bf) {
     for (size_t i = 0; i < bf.size(); ++i) host.set(i, bf[i]);
   }
@@ -90,12 +103,13 @@ class Layer {
   explicit Layer(const LayerCase& c)
       : c_(c),
         next_(c_.kind != Kind::kQwen3),
-        heads_(next_ ? 16 : 32),
-        kv_heads_(next_ ? 2 : 4),
+        heads_(next_ ? 16 / c_.ranks : 32),
+        kv_heads_(next_ ? 2 / c_.ranks : 4),
         dim_(next_ ? 256 : 128),
         rotary_(next_ ? 64 : 128),
-        shape_{kExperts, kTopK, H, next_ ? 512 : 768},
+        shape_{kExperts, kTopK, H, next_ ? 512 / c_.ranks : 768},
         tokens_(c_.sequences * c_.fresh),
+        delta_{16 / c_.ranks, 32 / c_.ranks, 128, 4},
         tables_(c_),
         cache_{nullptr, {1, kv_heads_, dim_, kBlockTokens, DType::kBf16}} {}
 
@@ -104,6 +118,9 @@ class Layer {
  private:
   NormWeight norm(const float* weight) const { return {weight, 1e-6f, next_}; }
   int64_t row() const { return (next_ ? 2 : 1) * heads_ * dim_ + 2 * kv_heads_ * dim_; }
+  int out_width() const { return heads_ * dim_; }  // of both kinds of layers' outputs
+  // Of the shared expert: gate, up, and its gate, padded.
+  int shared_row() const { return 2 * shape_.intermediate + 8; }
   static constexpr float scale(int dim) { return dim == 256 ? 0.0625f : 0.08838835f; }
 
   void cpu_attention(Ops& ops, Tensor& x, Tensor& residual);
@@ -113,8 +130,9 @@ class Layer {
   void gpu_linear_attention(cudaStream_t s);
   void gpu_experts(cudaStream_t s);
   void gpu_layer(cudaStream_t s);
+  void check_memories() const;
   FusedShape fused_shape() const;
-  FusedLayer fused_layer() const;
+  FusedLayer fused_layer();
   void cpu_product(Ops& ops, const Tensor& x, const Both& w, int N, int K, Out kind, Tensor& out) {
     const LinearPart part{{w.host.data(), DType::kF32, N, K}, nullptr, out.data(), N, kind};
     ops.linear(x.data(), K, tokens_, {&part, 1});
@@ -133,7 +151,7 @@ class Layer {
   const int heads_, kv_heads_, dim_, rotary_;
   const MoeShape shape_;
   const int tokens_;
-  const GatedDeltaShape delta_{16, 32, 128, 4};
+  const GatedDeltaShape delta_;
   const Tables tables_;
   KvCache cache_;
 
@@ -144,9 +162,9 @@ class Layer {
       a_log_{32, random_, 0.5}, dt_bias_{32, random_, 1.0}, delta_norm_{128, random_, 1.0},
       cos_sin_{sz(tokens_ * rotary_), random_, 0.7};
   Both in_{sz((c_.kind == Kind::kNextLinear ? delta_.qkvz_cols() : row()) * H), random_, unit_},
-      ba_{sz(delta_.ba_cols()) * H, random_, unit_}, out_{sz(4096) * H, random_, 1.0 / 64},
-      router_{sz(kExperts) * H, random_, unit_}, shared_in_{sz(1032) * H, random_, unit_},
-      shared_down_{sz(512) * H, random_, 1.0 / 23},
+      ba_{sz(delta_.ba_cols()) * H, random_, unit_}, out_{sz(out_width()) * H, random_, 1.0 / 64},
+      router_{sz(kExperts) * H, random_, unit_}, shared_in_{sz(shared_row()) * H, random_, unit_},
+      shared_down_{sz(shape_.intermediate) * H, random_, 1.0 / 23},
       gate_up_{sz(kExperts * 2 * shape_.intermediate) * H, random_, unit_},
       down_{sz(kExperts * shape_.intermediate) * H, random_, 1.0 / 25};
   Both arena_{sz(static_cast<int64_t>(tables_.ids.size()) * cache_.layout.block_stride()), random_,
@@ -172,6 +190,8 @@ class Layer {
            d_activation_ = device_buffer(int64_t{tokens_} * kTopK * shape_.intermediate),
            d_y_ = device_buffer(int64_t{tokens_} * kTopK * H),
            d_y32_ = device_buffer(int64_t{tokens_} * kTopK * H, DType::kF32);
+  // For the fused kernel: the shared expert is expert 0, b and a are rows of the input product.
+  DeviceBuffer<__nv_bfloat16> all_in_, all_router_, all_gate_up_, all_down_;
   std::unique_ptr<FusedDecode> fused_;
   RoutingBuffers lists_{tokens_, kExperts, kTopK};
   DeviceBuffer<char> d_scratch_{gated_delta_chunked_scratch_bytes(tokens_, c_.sequences, delta_)};
@@ -212,10 +232,11 @@ void Layer::cpu_attention(Ops& ops, Tensor& x, Tensor& residual) {
 
 void Layer::cpu_linear_attention(Ops& ops, Tensor& x, Tensor& residual) {
   Tensor in(DType::kF32, sz(int64_t{tokens_} * delta_.qkvz_cols())),
-      ba(DType::kF32, sz(int64_t{tokens_} * 64)), mixed(DType::kF32, sz(int64_t{tokens_} * 8192)),
-      o(DType::kF32, sz(int64_t{tokens_} * 4096));
+      ba(DType::kF32, sz(int64_t{tokens_} * delta_.ba_cols())),
+      mixed(DType::kF32, sz(int64_t{tokens_} * delta_.channels())),
+      o(DType::kF32, sz(int64_t{tokens_} * out_width()));
   cpu_product(ops, x, in_, delta_.qkvz_cols(), H, Out::kActivation, in);
-  cpu_product(ops, x, ba_, 64, H, Out::kActivation, ba);
+  cpu_product(ops, x, ba_, delta_.ba_cols(), H, Out::kActivation, ba);
   const GatedDeltaBatch batch{tokens_,
                               c_.sequences,
                               tables_.query_start.data(),
@@ -230,21 +251,22 @@ void Layer::cpu_linear_attention(Ops& ops, Tensor& x, Tensor& residual) {
   cpu::gated_delta_conv(in.data(), DType::kF32, batch, delta_, weights, mixed.data());
   cpu::gated_delta_rule(mixed.data(), ba.data(), DType::kF32, batch, delta_, weights, o.data());
   cpu::gated_delta_norm(o.data(), in.data(), DType::kF32, tokens_, delta_, weights, o.data());
-  cpu_product(ops, o, out_, H, 4096, Out::kResidual, residual);
+  cpu_product(ops, o, out_, H, out_width(), Out::kResidual, residual);
 }
 
 void Layer::cpu_experts(Ops& ops, Tensor& x, Tensor& residual) {
   if (next_) {
-    Tensor in(DType::kF32, sz(int64_t{tokens_} * 1032)),
-        act(DType::kF32, sz(int64_t{tokens_} * 512));
-    cpu_product(ops, x, shared_in_, 1032, H, Out::kActivation, in);
+    const int I = shape_.intermediate, in_row = shared_row();
+    Tensor in(DType::kF32, sz(int64_t{tokens_} * in_row)),
+        act(DType::kF32, sz(int64_t{tokens_} * I));
+    cpu_product(ops, x, shared_in_, in_row, H, Out::kActivation, in);
     for (int t = 0; t < tokens_; ++t) {
-      const float* r = floats(in) + t * 1032;
-      const float share = 1 / (1 + std::exp(-r[1024]));
-      for (int i = 0; i < 512; ++i)
-        floats(act)[t * 512 + i] = r[i] / (1 + std::exp(-r[i])) * r[512 + i] * share;
+      const float* r = floats(in) + t * in_row;
+      const float share = 1 / (1 + std::exp(-r[2 * I]));
+      for (int i = 0; i < I; ++i)
+        floats(act)[t * I + i] = r[i] / (1 + std::exp(-r[i])) * r[I + i] * share;
     }
-    cpu_product(ops, act, shared_down_, H, 512, Out::kResidual, residual);
+    cpu_product(ops, act, shared_down_, H, I, Out::kResidual, residual);
   }
   Tensor logits(DType::kF32, sz(tokens_ * kExperts));
   cpu_product(ops, x, router_, kExperts, H, Out::kFloat, logits);
@@ -283,7 +305,7 @@ void Layer::gpu_attention(cudaStream_t s) {
 
 void Layer::gpu_linear_attention(cudaStream_t s) {
   gpu_product(d_x_, in_, delta_.qkvz_cols(), H, Out::kActivation, d_in_.bf(), s);
-  gpu_product(d_x_, ba_, 64, H, Out::kActivation, d_ba_.bf(), s);
+  gpu_product(d_x_, ba_, delta_.ba_cols(), H, Out::kActivation, d_ba_.bf(), s);
   const GatedDeltaBatch batch{tokens_,
                               c_.sequences,
                               d_query_start_.get(),
@@ -307,7 +329,7 @@ void Layer::gpu_linear_attention(cudaStream_t s) {
       gated_delta_rule(d_mixed_.bf(), d_ba_.bf(), batch, delta_, weights, d_out_.bf(), s);
     gated_delta_norm(d_out_.bf(), d_in_.bf(), tokens_, delta_, weights, d_out_.bf(), s);
   }
-  gpu_product(d_out_, out_, H, 4096, Out::kResidual, residual_.device.bf(), s);
+  gpu_product(d_out_, out_, H, out_width(), Out::kResidual, residual_.device.bf(), s);
 }
 
 void Layer::gpu_experts(cudaStream_t s) {
@@ -316,9 +338,10 @@ void Layer::gpu_experts(cudaStream_t s) {
   const Routing routing = lists_.view();
   route(d_logits_.f32(), routing, tokens_, kExperts, kTopK, true, s);
   if (next_) {
-    gpu_product(d_x_, shared_in_, 1032, H, Out::kActivation, d_shared_.bf(), s);
-    silu_and_mul(d_shared_.bf(), 1032, tokens_, 512, true, d_act_.bf(), s);
-    gpu_product(d_act_, shared_down_, H, 512, Out::kResidual, residual, s);
+    const int I = shape_.intermediate, in_row = shared_row();
+    gpu_product(d_x_, shared_in_, in_row, H, Out::kActivation, d_shared_.bf(), s);
+    silu_and_mul(d_shared_.bf(), in_row, tokens_, I, true, d_act_.bf(), s);
+    gpu_product(d_act_, shared_down_, H, I, Out::kResidual, residual, s);
   }
   const size_t matrix = sz(int64_t{2} * H * shape_.intermediate);
   const MoeWeights weights{gate_up_.device.bf(), down_.device.bf(), 2 * matrix, matrix,
@@ -342,14 +365,37 @@ FusedShape Layer::fused_shape() const {
   shape.heads = heads_;
   shape.kv_heads = kv_heads_;
   shape.head_dim = dim_;
+  shape.rotary_dim = rotary_;
+  shape.gated = shape.one_plus = shape.shared_expert = next_;
   shape.scale = scale(dim_);
+  if (c_.kind == Kind::kNextLinear) shape.delta = delta_;
   shape.moe = shape_;
+  if (next_) ++shape.moe.experts, ++shape.moe.top_k;
   shape.down_stride = sz(int64_t{2} * H * shape_.intermediate);
   shape.gate_up_stride = 2 * shape.down_stride;
   return shape;
 }
 
-FusedLayer Layer::fused_layer() const {
+// Parts of bf16 arrays one behind the other.
+struct Run {
+  const Both& from;
+  size_t first, count;
+};
+DeviceBuffer<__nv_bfloat16> joined(const std::vector<Run>& runs) {
+  size_t all = 0, at = 0;
+  for (const Run& r : runs) all += r.count;
+  DeviceBuffer<__nv_bfloat16> to(all);
+  for (const Run& r : runs) {
+    check(cudaMemcpy(to.get() + at, r.from.device.bf() + r.first, r.count * 2,
+                     cudaMemcpyDeviceToDevice),
+          "joining");
+    at += r.count;
+  }
+  return to;
+}
+
+FusedLayer Layer::fused_layer() {
+  const auto whole = [](const Both& b) { return Run{b, 0, b.host.size()}; };
   FusedLayer layer;
   layer.in = in_.device.bf();
   layer.out = out_.device.bf();
@@ -357,6 +403,23 @@ FusedLayer Layer::fused_layer() const {
   layer.gate_up = gate_up_.device.bf();
   layer.down = down_.device.bf();
   layer.input_norm = layer.post_norm = layer.q_norm = layer.k_norm = norm_.device.f32();
+  if (!next_) return layer;
+  const size_t gate_up = sz(int64_t{2} * shape_.intermediate * H);
+  all_router_ = joined({{shared_in_, gate_up, H}, whole(router_)});
+  all_gate_up_ = joined({{shared_in_, 0, gate_up}, whole(gate_up_)});
+  all_down_ = joined({whole(shared_down_), whole(down_)});
+  layer.router = all_router_.get();
+  layer.gate_up = all_gate_up_.get();
+  layer.down = all_down_.get();
+  if (c_.kind != Kind::kNextLinear) return layer;
+  all_in_ = joined({whole(in_), whole(ba_)});
+  layer.in = all_in_.get();
+  layer.delta = {conv_.device.f32(), a_log_.device.f32(), dt_bias_.device.f32(),
+                 delta_norm_.device.f32(), 1e-6f};
+  layer.states = d_states_.f32();
+  layer.state_stride = delta_.state_size();
+  layer.conv_states = conv_states_.device.bf();
+  layer.conv_stride = delta_.conv_state_size();
   return layer;
 }
 
@@ -368,6 +431,8 @@ void Layer::gpu_layer(cudaStream_t s) {
     batch.kv_slots = d_kv_slots_.get();
     batch.cos_sin = cos_sin_.device.f32();
     batch.cache = cache_;
+    batch.slots = d_slots_.get();
+    batch.starts = d_starts_.get();
     return fused_->run(residual, batch, s);
   }
   const NormWeight weight = norm(norm_.device.f32());
@@ -430,6 +495,19 @@ void Layer::check_layer() {
     other_experts += relative > 0.01;
   }
   EXPECT_LE(other_experts, tokens_ / 20 + 1) << "of " << tokens_ << " tokens differ by over 1%";
+  check_memories();
+}
+
+// What the layer keeps of the sequences. New keys and values are a few values of up to 10, states
+// of up to 100, each the sum of some.
+void Layer::check_memories() const {
+  const auto expect_alike = [](const Tensor& got, const Tensor& want, const char* what) {
+    for (size_t i = 0; i < want.size(); ++i)
+      ASSERT_NEAR(got[i], want[i], 0.02 * std::abs(want[i]) + 0.05) << what << " at " << i;
+  };
+  if (c_.kind != Kind::kNextLinear) return expect_alike(arena_.device.back(), arena_.host, "cache");
+  expect_alike(transposed(d_states_.back(), 128), states_.host, "states");
+  expect_alike(conv_states_.device.back(), conv_states_.host, "inputs of convolutions");
 }
 
 class DecoderLayer : public testing::TestWithParam<LayerCase> {};
@@ -446,12 +524,17 @@ INSTANTIATE_TEST_SUITE_P(
                     LayerCase{Kind::kNextFull, 1, 260, 0}, LayerCase{Kind::kNextLinear, 3, 1, 9},
                     LayerCase{Kind::kNextLinear, 2, 150, 0},
                     LayerCase{Kind::kNextLinear, 1, 200, 40}));
-INSTANTIATE_TEST_SUITE_P(Fused, DecoderLayer,
-                         testing::Values(LayerCase{Kind::kQwen3, 1, 1, 100, true},
-                                         LayerCase{Kind::kQwen3, 1, 1, 0, true},
-                                         LayerCase{Kind::kQwen3, 1, 1, 5000, true},
-                                         LayerCase{Kind::kQwen3, 4, 1, 77, true},
-                                         LayerCase{Kind::kQwen3, 3, 1, 511, true}));
+INSTANTIATE_TEST_SUITE_P(
+    Fused, DecoderLayer,
+    testing::Values(
+        LayerCase{Kind::kQwen3, 1, 1, 100, true}, LayerCase{Kind::kQwen3, 1, 1, 0, true},
+        LayerCase{Kind::kQwen3, 1, 1, 5000, true}, LayerCase{Kind::kQwen3, 4, 1, 77, true},
+        LayerCase{Kind::kQwen3, 3, 1, 511, true}, LayerCase{Kind::kNextFull, 1, 1, 3000, true},
+        LayerCase{Kind::kNextFull, 4, 1, 77, true}, LayerCase{Kind::kNextFull, 1, 1, 0, true, 2},
+        LayerCase{Kind::kNextFull, 3, 1, 511, true, 2}, LayerCase{Kind::kNextLinear, 1, 1, 9, true},
+        LayerCase{Kind::kNextLinear, 4, 1, 9, true}, LayerCase{Kind::kNextLinear, 3, 1, 0, true},
+        LayerCase{Kind::kNextLinear, 1, 1, 9, true, 2},
+        LayerCase{Kind::kNextLinear, 4, 1, 9, true, 2}));
 
 }  // namespace
 }  // namespace vamp::cuda

@@ -8,20 +8,23 @@
 
 namespace vamp::cuda::fused {
 
-constexpr int kChunks = kHeadDim / 8;  // of 16 bytes, of a head
-
+template <typename Kind>
 struct PieceShared {
+  static constexpr int kChunks = Kind::kHeadDim / 8;  // of 16 bytes, of a head
   // Queries, normed and rotated, and the new token's key and value, if the context's last page is
   // this block's.
   uint4 queries[kMaxRows][kChunks], key[kChunks], value[kChunks];
   float most[kWarps][kMaxRows], sum[kWarps][kMaxRows];
-  int stage[kWarps];  // of a warp's last page
+  const float* results[kWarps];  // where a warp's last page was
+  // What each quarter of a warp's lanes joined: largest score and sum.
+  float2 joined_scores[kWarps][4];
 };
 
 // A head by one warp: waited for, normed where there is a weight, and rotated. A lane has values 2
 // lane, 2 lane + 1 and their partners 64 further.
 __device__ __forceinline__ void bring_head(const Args& a, const bf16* from, const float* weight,
-                                           const float* angles, uint4 (&to)[kChunks]) {
+                                           const float* angles, uint4 (&to)[16]) {
+  constexpr int kHeadDim = 128;
   const int lane = threadIdx.x % 32;
   const uint32_t* words = reinterpret_cast<const uint32_t*>(from) + lane;
   const float2 cosine = __ldg(reinterpret_cast<const float2*>(angles) + lane),
@@ -54,31 +57,74 @@ __device__ __forceinline__ void bring_head(const Args& a, const bf16* from, cons
       pack_bf16(x[1][0] * cosine.x + x[0][0] * sine.x, x[1][1] * cosine.y + x[0][1] * sine.y);
 }
 
-// The new token's key, which `shared` has, and value, to the cache and for the page in shared
-// memory.
-__device__ __forceinline__ void keep_token(const Args& a, const FusedLayer& layer, const Unit& u,
-                                           const bf16* value, PieceShared& shared) {
-  const int lane = threadIdx.x % 32, slot = a.batch.kv_slots[u.token];
-  const KvLayout& layout = a.batch.cache.layout;
-  uint4 mine{};
-  bool waits = false;
+// The same of heads of 256 values, of which 64 are rotated. A lane has 8 of them.
+__device__ __forceinline__ void bring_head(const Args& a, const bf16* from, const float* weight,
+                                           const float* angles, uint4 (&to)[32]) {
+  constexpr int kHalf = Qwen3NextKind::kRotary / 2;
+  const int lane = threadIdx.x % 32, angle = lane * 8 % kHalf;
+  const bool rotated = lane * 8 < 2 * kHalf;
+  float w[8], cosine[8], sine[8], x[8];
+  if (weight) load_floats(weight + lane * 8, w);
+  load_floats(angles + angle, cosine);
+  load_floats(angles + kHalf + angle, sine);
+  uint4 bits;
   do {
-    if (lane < kChunks) {
-      mine = peek16(reinterpret_cast<const uint4*>(value) + lane);
-      waits = unwritten(mine);
-    }
-  } while (__any_sync(0xffffffffu, waits));
-  if (lane < kChunks) {
-    shared.value[lane] = mine;
-    if (slot >= 0) {
-      bf16* cached = static_cast<bf16*>(a.batch.cache.arena) +
-                     slot / layout.block_tokens * layout.block_stride() +
-                     layout.k_offset(static_cast<int>(layer.cache_layer), u.kv_head,
-                                     slot % layout.block_tokens);
-      reinterpret_cast<uint4*>(cached)[lane] = shared.key[lane];
-      reinterpret_cast<uint4*>(cached + layout.v_offset())[lane] = mine;
-    }
+    bits = peek16(reinterpret_cast<const uint4*>(from) + lane);
+  } while (__any_sync(0xffffffffu, unwritten(bits)));
+  widen(bits, x);
+  if (weight) {
+    float squares = 0;
+#pragma unroll
+    for (float v : x) squares = fmaf(v, v, squares);
+    const float scale = rsqrtf(warp_sum(squares) / Qwen3NextKind::kHeadDim + a.shape.eps);
+    const float more = a.shape.one_plus ? 1.0f : 0.0f;
+#pragma unroll
+    for (int e = 0; e < 8; ++e) x[e] *= scale * (more + w[e]);
   }
+#pragma unroll
+  for (int e = 0; e < 8; ++e) {
+    const float partner = __shfl_xor_sync(0xffffffffu, x[e], kHalf / 8);
+    if (rotated) x[e] = x[e] * cosine[e] + (lane * 8 < kHalf ? -partner : partner) * sine[e];
+  }
+  to[lane] = narrow(x);
+}
+
+// Whether the new token's page is in a block's run.
+template <typename Kind>
+__device__ __forceinline__ bool has_newest(const Unit& u) {
+  const int newest = (u.context - 1) / Kind::kPageTokens;
+  return u.token >= 0 && newest < u.end && newest >= u.first;
+}
+
+// The new token's key, as bring_head, and value.
+template <typename Kind>
+__device__ __forceinline__ void bring_key_and_value(const Args& a, const FusedLayer& layer,
+                                                    uint32_t turn, const Unit& u,
+                                                    PieceShared<Kind>& shared) {
+  const int lane = threadIdx.x % 32;
+  const bf16* key = a.in.of(turn) + static_cast<int64_t>(u.token) * a.in_row +
+                    (a.shape.heads + u.kv_head) * Kind::kHeadDim;
+  bring_head(a, key, layer.k_norm, a.batch.cos_sin + u.token * Kind::kRotary, shared.key);
+  const uint4* value = reinterpret_cast<const uint4*>(key + a.shape.kv_heads * Kind::kHeadDim);
+  uint4 mine{};
+  do {
+    if (lane < PieceShared<Kind>::kChunks) mine = peek16(value + lane);
+  } while (__any_sync(0xffffffffu, unwritten(mine)));
+  if (lane < PieceShared<Kind>::kChunks) shared.value[lane] = mine;
+}
+
+// Both to the cache.
+template <typename Kind>
+__device__ __forceinline__ void keep_token(const Args& a, const FusedLayer& layer, const Unit& u,
+                                           const PieceShared<Kind>& shared) {
+  const int lane = threadIdx.x % 32, slot = a.batch.kv_slots[u.token];
+  if (slot < 0 || lane >= PieceShared<Kind>::kChunks) return;
+  const KvLayout& layout = a.batch.cache.layout;
+  bf16* cached =
+      static_cast<bf16*>(a.batch.cache.arena) + slot / layout.block_tokens * layout.block_stride() +
+      layout.k_offset(static_cast<int>(layer.cache_layer), u.kv_head, slot % layout.block_tokens);
+  reinterpret_cast<uint4*>(cached)[lane] = shared.key[lane];
+  reinterpret_cast<uint4*>(cached + layout.v_offset())[lane] = shared.value[lane];
 }
 
 // An 8x8 matrix of b16 transposed: a thread has row lane / 4, columns 2 (lane % 4) and the next.
@@ -87,26 +133,37 @@ __device__ __forceinline__ uint32_t transpose(uint32_t pair) {
   asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(out) : "r"(pair));
   return out;
 }
+// c += a b, as skinny::mma, over 8 values instead of 16.
+__device__ __forceinline__ void mma_half(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t b) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, "
+      "{%0,%1,%2,%3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a0), "r"(a1), "r"(b));
+}
 // A 16-byte chunk `c` of a token's keys or values in a page, as the copy unit swizzles rows of 128
 // bytes.
+template <typename Kind>
 __device__ __forceinline__ char* page_chunk(char* stage, int token, int c, bool value) {
   char* const row =
-      stage + (value ? kPageBytes / 2 : 0) + c / 8 * (kPageTokens * 128) + token * 128;
+      stage + (value ? kPageBytes / 2 : 0) + c / 8 * (Kind::kPageTokens * 128) + token * 128;
   return row + ((c % 8) ^ (token % 8)) * 16;
 }
 
 // Of one warp, for heads 2 (lane % 4) and the next: outputs of dims 16 i + lane / 4 ([0, 1]) and 8
 // further ([2, 3]); sums of the scores of tokens lane / 4 and 8 further alone.
+template <int kHeadDim>
 struct Piece {
   float out[kHeadDim / 16][4] = {};
   float most[2] = {-INFINITY, -INFINITY}, sum[2] = {};
 };
 
-// Folds the page in a stage into the piece. `valid`: tokens of it that count.
-__device__ __forceinline__ void attend_page(const Lane& me, char* stage, int valid,
-                                            const Bf16x8 (&q)[kHeadDim / 32], float scale_log2,
-                                            Piece& piece) {
-  constexpr int kTiles = kPageTokens / 8;
+// Folds the page in a stage into the piece. `valid`: tokens of it that count; q(j): this lane's 8
+// values of the query in every 32.
+template <typename Kind, typename Query>
+__device__ __forceinline__ void attend_page(const Lane& me, char* stage, int valid, const Query& q,
+                                            float scale_log2, Piece<Kind::kHeadDim>& piece) {
+  constexpr int kHeadDim = Kind::kHeadDim, kTiles = Kind::kPageTokens / 8;
   const int lane = me.lane, group = me.group, quad = me.quad;
   float score[4] = {};  // of tokens `group` and 8 further
 #pragma unroll
@@ -114,10 +171,11 @@ __device__ __forceinline__ void attend_page(const Lane& me, char* stage, int val
     uint4 k[2] = {};
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile)
-      k[tile] =
-          *reinterpret_cast<const uint4*>(page_chunk(stage, tile * 8 + group, j * 4 + quad, false));
-    skinny::mma(score, k[0].x, k[1].x, k[0].y, k[1].y, q[j].bits.x, q[j].bits.y);
-    skinny::mma(score, k[0].z, k[1].z, k[0].w, k[1].w, q[j].bits.z, q[j].bits.w);
+      k[tile] = *reinterpret_cast<const uint4*>(
+          page_chunk<Kind>(stage, tile * 8 + group, j * 4 + quad, false));
+    const uint4 of_q = q(j);
+    skinny::mma(score, k[0].x, k[1].x, k[0].y, k[1].y, of_q.x, of_q.y);
+    skinny::mma(score, k[0].z, k[1].z, k[0].w, k[1].w, of_q.z, of_q.w);
   }
   float shrink[2];
 #pragma unroll
@@ -151,66 +209,79 @@ __device__ __forceinline__ void attend_page(const Lane& me, char* stage, int val
 #pragma unroll
     for (int e = 0; e < 4; ++e) piece.out[i][e] *= shrink[e % 2];
   }
-  // Matrices: tokens 0-7 of both chunks of 16 dims, then tokens 8-15 of them.
-  const int token = lane % 8 + lane / 16 * 8, odd = lane / 8 % 2;
+  if constexpr (kTiles == 1) {  // matrices: four chunks of 8 dims
 #pragma unroll
-  for (int i = 0; i < kHeadDim / 16; ++i) {
-    uint32_t v[4];
-    decode::load_transposed(page_chunk(stage, token, 2 * i + odd, true), v);
-    skinny::mma(piece.out[i], v[0], v[1], v[2], v[3], p[0], p[1]);
+    for (int i = 0; i < kHeadDim / 16; i += 2) {
+      uint32_t v[4];
+      decode::load_transposed(page_chunk<Kind>(stage, lane % 8, 2 * i + lane / 8, true), v);
+      mma_half(piece.out[i], v[0], v[1], p[0]);
+      mma_half(piece.out[i + 1], v[2], v[3], p[0]);
+    }
+  } else {
+    // Matrices: tokens 0-7 of both chunks of 16 dims, then tokens 8-15 of them.
+    const int token = lane % 8 + lane / 16 * 8, odd = lane / 8 % 2;
+#pragma unroll
+    for (int i = 0; i < kHeadDim / 16; ++i) {
+      uint32_t v[4];
+      decode::load_transposed(page_chunk<Kind>(stage, token, 2 * i + odd, true), v);
+      skinny::mma(piece.out[i], v[0], v[1], v[2], v[3], p[0], p[1]);
+    }
   }
 }
 
 // This block's piece. The warps leave their results where their last pages were.
-__device__ inline void attend(const Args& a, const FusedLayer& layer, uint32_t epoch, const Unit& u,
-                              Stream& stream, Ring& ring, PieceShared& shared) {
+template <typename Kind>
+__device__ inline void attend(const Args& a, const FusedLayer& layer, uint32_t turn, const Unit& u,
+                              Stream& stream, PieceShared<Kind>& shared) {
+  constexpr int kHeadDim = Kind::kHeadDim, kPageTokens = Kind::kPageTokens, kChunks = kHeadDim / 8;
   if (u.token < 0) return;
-  static_assert(kStages >= kWarps);  // the warps' last pages stay until all have been joined
+  // The warps' last pages stay until all have been joined.
+  constexpr int kStride = kWarps / kStagePages;  // from a warp's stage to its next
+  static_assert(kStages >= kStride);
   const Lane me;
   const int warp = me.warp, lane = me.lane, group = me.group, quad = me.quad;
-  const int rows = a.shape.heads / a.shape.kv_heads;
-  const bf16* row = a.in.of(epoch) + static_cast<int64_t>(u.token) * a.in_row;
+  const int rows = a.rows;
+  const bf16* row = a.in.of(turn) + static_cast<int64_t>(u.token) * a.in_row;
   const int newest = (u.context - 1) / kPageTokens;  // the page of the new token
-  const bool has_newest = newest < u.end && newest >= u.first;
-#pragma unroll 1
-  for (int r = warp; r < rows + (has_newest ? 1 : 0); r += kWarps) {
-    const bool is_key = r == rows;
-    const bf16* key = row + (a.shape.heads + u.kv_head) * kHeadDim;
-    bring_head(a, is_key ? key : row + (u.kv_head * rows + r) * kHeadDim,
-               is_key ? layer.k_norm : layer.q_norm, a.batch.cos_sin + u.token * kHeadDim,
-               is_key ? shared.key : shared.queries[r]);
-    if (!is_key) continue;
-    __syncwarp();
-    keep_token(a, layer, u, key + a.shape.kv_heads * kHeadDim, shared);
-  }
-  sync_consumers();
+  static_assert(kMaxRows <= kWarps);
+  if (warp < rows)
+    bring_head(a, row + (u.kv_head * rows + warp) * kHeadDim, layer.q_norm,
+               a.batch.cos_sin + u.token * Kind::kRotary, shared.queries[warp]);
+  if (has_newest<Kind>(u))
+    sync_with_finisher();  // which has brought its key and value
+  else
+    sync_consumers();
   const float scale_log2 = a.shape.scale * 1.4426950408889634f;
-  Piece piece;
+  Piece<kHeadDim> piece;
   int page = u.first + warp;
   const bool has_page = page < u.end;
   if (has_page) {
-    Bf16x8 q[kHeadDim / 32];
+    // In registers, where they have room.
+    constexpr bool kHeld = kHeadDim <= 128;
+    const uint4* const from = &shared.queries[min(group, rows - 1)][quad];
+    uint4 held[kHeld ? kHeadDim / 32 : 1];
 #pragma unroll
-    for (int j = 0; j < kHeadDim / 32; ++j)
-      q[j].bits = shared.queries[min(group, rows - 1)][j * 4 + quad];
-    stream.pass(warp);
+    for (int j = 0; kHeld && j < kHeadDim / 32; ++j) held[j] = from[j * 4];
+    const auto q = [&](int j) { return kHeld ? held[j] : from[j * 4]; };
+    stream.pass(warp / kStagePages);
 #pragma unroll 1
     while (true) {
-      char* const stage = stream.stage();
+      char* const stage = stream.stage() + warp % kStagePages * kPageBytes;
       stream.wait();
       if (page == newest) {
         if (lane < kChunks) {
           const int token = (u.context - 1) % kPageTokens;
-          *reinterpret_cast<uint4*>(page_chunk(stage, token, lane, false)) = shared.key[lane];
-          *reinterpret_cast<uint4*>(page_chunk(stage, token, lane, true)) = shared.value[lane];
+          *reinterpret_cast<uint4*>(page_chunk<Kind>(stage, token, lane, false)) = shared.key[lane];
+          *reinterpret_cast<uint4*>(page_chunk<Kind>(stage, token, lane, true)) =
+              shared.value[lane];
           fence_async_shared();
         }
         __syncwarp();
       }
-      attend_page(me, stage, u.context - page * kPageTokens, q, scale_log2, piece);
+      attend_page<Kind>(me, stage, u.context - page * kPageTokens, q, scale_log2, piece);
       if (page + kWarps >= u.end) break;
-      stream.release(me, /*for_all=*/true);
-      stream.pass(kWarps);
+      stream.release_page(me);
+      stream.pass(kStride);
       page += kWarps;
     }
     __syncwarp();
@@ -224,7 +295,8 @@ __device__ inline void attend(const Args& a, const FusedLayer& layer, uint32_t e
       shared.sum[warp][2 * quad + e] = sum;
     }
     // Rows of kHeadDim floats, dims moved by the row so that banks differ.
-    float* const room = reinterpret_cast<float*>(stream.stage());
+    char* const place = stream.stage() + warp % kStagePages * kPageBytes;
+    float* const room = reinterpret_cast<float*>(place);
 #pragma unroll
     for (int i = 0; i < kHeadDim / 16; ++i) {
 #pragma unroll
@@ -233,118 +305,165 @@ __device__ inline void attend(const Args& a, const FusedLayer& layer, uint32_t e
         room[r * kHeadDim + d] = piece.out[i][e];
       }
     }
-    if (lane == 0) shared.stage[warp] = stream.number();
+    if (lane == 0) shared.results[warp] = room;
   }
   sync_consumers();
   if (warp < rows) {
     const int r = warp, used = min(kWarps, u.end - u.first);
-    float most = -INFINITY, sum = 0;
-    float4 v{};
-#pragma unroll 1
-    for (int w = 0; w < used; ++w) most = fmaxf(most, shared.most[w][r]);
-#pragma unroll 1
-    for (int w = 0; w < used; ++w) {
-      const float weight = exp2f(shared.most[w][r] - most);
-      sum = fmaf(weight, shared.sum[w][r], sum);
-      const float* out =
-          reinterpret_cast<const float*>(ring.stages[shared.stage[w]]) + r * kHeadDim;
-      const float4 from = *reinterpret_cast<const float4*>(out + ((lane * 4) ^ (r / 2 * 8)));
-      v.x = fmaf(weight, from.x, v.x);
-      v.y = fmaf(weight, from.y, v.y);
-      v.z = fmaf(weight, from.z, v.z);
-      v.w = fmaf(weight, from.w, v.w);
+    const bool has = lane < used;  // a lane looks at a warp's results
+    const float most_of = has ? shared.most[lane][r] : -INFINITY, most = warp_max(most_of);
+    const float weight_of = has ? exp2f(most_of - most) : 0.0f;
+    const float sum = warp_sum(has ? weight_of * shared.sum[lane][r] : 0.0f);
+    constexpr int kEach = kHeadDim / 128;
+    float4 v[kEach] = {};
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) {
+      const float weight = __shfl_sync(0xffffffffu, weight_of, w);
+      if (w >= used) continue;
+      const float* out = shared.results[w] + r * kHeadDim;
+#pragma unroll
+      for (int i = 0; i < kEach; ++i) {
+        const float4 from =
+            *reinterpret_cast<const float4*>(out + i * 128 + ((lane * 4) ^ (r / 2 * 8)));
+        v[i].x = fmaf(weight, from.x, v[i].x);
+        v[i].y = fmaf(weight, from.y, v[i].y);
+        v[i].z = fmaf(weight, from.z, v[i].z);
+        v[i].w = fmaf(weight, from.w, v[i].w);
+      }
     }
     const int64_t at = static_cast<int64_t>(blockIdx.x) * kMaxRows + r;
     const auto bits = [](float f) { return __float_as_uint(f); };
-    const uint4 none = {kUnwritten, kUnwritten, kUnwritten, kUnwritten};
-    put16(a.partial.of(epoch) + at * kHeadDim + lane * 4,
-          {bits(v.x), bits(v.y), bits(v.z), bits(v.w)});
-    put16(a.partial.of(epoch + 1) + at * kHeadDim + lane * 4, none);
-    if (lane < 2) publish(a.scores, epoch, at * 2 + lane, bits(lane == 0 ? most : sum));
+#pragma unroll
+    for (int i = 0; i < kEach; ++i)
+      publish16(a.partial, turn, at * kHeadDim + i * 128 + lane * 4,
+                {bits(v[i].x), bits(v[i].y), bits(v[i].z), bits(v[i].w)});
+    if (lane < 2) publish(a.scores, turn, at * 2 + lane, bits(lane == 0 ? most : sum));
   }
   sync_consumers();
+  // A stage without a page for this warp is nonetheless its to pass.
+  const int stages = (u.end - u.first + kStagePages - 1) / kStagePages;
+  int done = warp / kStagePages;  // stages in front of this one
   if (has_page) {
     fence_async_shared();  // room was written here, which the copy unit will write next
-    stream.release(me, /*for_all=*/true);
-    stream.pass(u.end - page);
+    stream.release_page(me);
+    const int next = (page - u.first) / kStagePages + kStride;
+    stream.pass(min(next, stages) - (next - kStride));
+    done = next;
   } else {
-    stream.pass(u.end - u.first);
+    stream.pass(min(done, stages));
+  }
+  if (done < stages) {
+    stream.wait();
+    stream.release_page(me);
+    stream.pass(stages - done);
   }
 }
 
-// The pieces of every sequence, in order: a warp joins 32 dims of a head.
-__device__ inline void join_pieces(const Args& a, uint32_t epoch) {
-  constexpr int kParts = kHeadDim / 32, kTogether = 4;
-  const int heads = a.shape.heads, rows = heads / a.shape.kv_heads;
-  const int groups = a.tokens * a.shape.kv_heads;
+// Gates of four columns of a token's output, from `column` on.
+struct Gates {
+  const bf16* from;
+  uint2 bits;
+  __device__ void ask(const Args& a, uint32_t turn, int token, int column) {
+    const int gates = (a.shape.heads + 2 * a.shape.kv_heads) * a.shape.head_dim;
+    from = a.in.of(turn) + static_cast<int64_t>(token) * a.in_row + gates + column;
+    bits = peek8(from);
+  }
+  // values[0 ... 3] times their sigmoids.
+  __device__ void multiply(float (&values)[5]) {
+    while (__any_sync(0xffffffffu, bits.x == kUnwritten || bits.y == kUnwritten))
+      bits = peek8(from);
+    const float gate[4] = {bf16_low(bits.x), bf16_high(bits.x), bf16_low(bits.y),
+                           bf16_high(bits.y)};
+#pragma unroll
+    for (int e = 0; e < 4; ++e) values[e] /= 1.0f + __expf(-gate[e]);
+  }
+};
+
+// The pieces of every sequence: 32 dims of a head by so many warps as there are for it. A warp
+// takes four pieces at a time, each by 8 lanes of 4 dims. `turn`: of what only layers with
+// attention tell each other; `index`: of the output. `joins`: the warps' first ones.
+template <typename Kind>
+__device__ inline void join_pieces(const Args& a, uint32_t turn, uint32_t index,
+                                   const Join (&joins)[kWarps], PieceShared<Kind>& shared,
+                                   float4 (&joined)[kWarps][32]) {
+  constexpr int kHeadDim = Kind::kHeadDim, kTogether = 4;
+  const int groups = a.tokens * a.shape.kv_heads, ways = warps_of_join(a);
+  const int all = a.tokens * a.shape.heads * (kHeadDim / 32), blocks = static_cast<int>(gridDim.x);
   const Lane me;
-  const int d4 = me.lane % 8, mine = me.lane / 8;
+  const int d4 = me.lane % 8, mine = me.lane / 8, way = me.warp % ways;
+  Join join = joins[me.warp];
 #pragma unroll 1
-  for (int chunk = static_cast<int>(blockIdx.x) + me.warp * static_cast<int>(gridDim.x);
-       chunk < a.tokens * heads * kParts; chunk += static_cast<int>(gridDim.x) * kWarps) {
-    const int part = chunk % kParts, head = chunk / kParts % heads, t = chunk / kParts / heads;
-    const int context = a.batch.attention.context[t];
-    const int pages = (context + kPageTokens - 1) / kPageTokens;
-    const int per_piece = pages_a_piece(pages, groups), used = (pages + per_piece - 1) / per_piece;
-    const int group = t * a.shape.kv_heads + head / rows, row = head % rows;
+  for (int first = static_cast<int>(blockIdx.x); first < all; first += blocks * (kWarps / ways)) {
+    if (first >= blocks) join = find_join<Kind>(a, first + me.warp / ways * blocks);
+    const bool is_mine = way == 0 && join.pieces > 0;
+    Gates gates;
+    if (Kind::kMixed && is_mine)
+      gates.ask(a, turn, join.token, join.head * kHeadDim + join.column + d4 * 4);
     float most = -INFINITY, sum = 0, value[4] = {};
 #pragma unroll 1
-    for (int first = 0; first < used; first += 4 * kTogether) {
-      uint2 scores[kTogether];
-      uint4 v[kTogether];
+    for (int p = way * kTogether + mine; p - mine < join.pieces; p += ways * kTogether) {
+      const int64_t at = static_cast<int64_t>(p * groups) * kMaxRows + join.first;
+      uint2 score = {0xff800000u, 0};  // -infinity
+      uint4 v{};
       bool waits;
       do {
-        waits = false;
-#pragma unroll
-        for (int i = 0; i < kTogether; ++i) {
-          const int p = first + mine + 4 * i;
-          const int64_t at = static_cast<int64_t>(p * groups + group) * kMaxRows + row;
-          scores[i] = {0xff800000u, 0};  // -infinity
-          v[i] = {};
-          if (p >= used) continue;
-          scores[i] = peek8(a.scores.of(epoch) + at);
-          v[i] = peek16(a.partial.of(epoch) + at * kHeadDim + part * 32 + d4 * 4);
+        if (p < join.pieces) {
+          score = peek8(a.scores.of(turn) + at);
+          v = peek16(a.partial.of(turn) + at * kHeadDim + join.column + d4 * 4);
         }
-#pragma unroll
-        for (int i = 0; i < kTogether; ++i)
-          waits |= unwritten(v[i]) || scores[i].x == kUnwritten || scores[i].y == kUnwritten;
+        waits = unwritten(v) || score.x == kUnwritten || score.y == kUnwritten;
       } while (__any_sync(0xffffffffu, waits));
-      float here = most;
-#pragma unroll
-      for (int i = 0; i < kTogether; ++i) here = fmaxf(here, __uint_as_float(scores[i].x));
+      const float of_piece = __uint_as_float(score.x), here = fmaxf(most, of_piece);
       const float shrink = here == -INFINITY ? 0.0f : exp2f(most - here);
+      const float weight = of_piece == -INFINITY ? 0.0f : exp2f(of_piece - here);
       most = here;
-      sum *= shrink;
+      sum = sum * shrink + weight * __uint_as_float(score.y);
+      const uint32_t of[4] = {v.x, v.y, v.z, v.w};
 #pragma unroll
-      for (float& x : value) x *= shrink;
+      for (int e = 0; e < 4; ++e) value[e] = value[e] * shrink + weight * __uint_as_float(of[e]);
+    }
+    joined[me.warp][me.lane] = {value[0], value[1], value[2], value[3]};
+    if (d4 == 0) shared.joined_scores[me.warp][mine] = {most, sum};
+    sync_consumers();
+    if (is_mine) {
+      float2 scores[kWarps];
+      float all_most = -INFINITY, of[5] = {};
 #pragma unroll
-      for (int i = 0; i < kTogether; ++i) {
-        const float score = __uint_as_float(scores[i].x);
-        const float weight = score == -INFINITY ? 0.0f : exp2f(score - most);
-        const uint32_t of[4] = {v[i].x, v[i].y, v[i].z, v[i].w};
-        sum = fmaf(weight, __uint_as_float(scores[i].y), sum);
-#pragma unroll
-        for (int e = 0; e < 4; ++e) value[e] = fmaf(weight, __uint_as_float(of[e]), value[e]);
+      for (int w = 0; w < kWarps; ++w) {
+        if (w >= ways) break;
+        scores[w] = shared.joined_scores[me.warp + w][mine];
+        all_most = fmaxf(all_most, scores[w].x);
       }
-    }
-    float all = most;
-    all = fmaxf(all, __shfl_xor_sync(0xffffffffu, all, 8));
-    all = fmaxf(all, __shfl_xor_sync(0xffffffffu, all, 16));
-    const float share = most == -INFINITY ? 0.0f : exp2f(most - all);
-    float of[5] = {value[0] * share, value[1] * share, value[2] * share, value[3] * share,
-                   sum * share};
+      all_most = fmaxf(all_most, __shfl_xor_sync(0xffffffffu, all_most, 8));
+      all_most = fmaxf(all_most, __shfl_xor_sync(0xffffffffu, all_most, 16));
 #pragma unroll
-    for (float& f : of) {
-      f += __shfl_xor_sync(0xffffffffu, f, 8);
-      f += __shfl_xor_sync(0xffffffffu, f, 16);
+      for (int w = 0; w < kWarps; ++w) {
+        if (w >= ways) break;
+        const float share = scores[w].x == -INFINITY ? 0.0f : exp2f(scores[w].x - all_most);
+        const float4 from = joined[me.warp + w][me.lane];
+        of[0] = fmaf(share, from.x, of[0]);
+        of[1] = fmaf(share, from.y, of[1]);
+        of[2] = fmaf(share, from.z, of[2]);
+        of[3] = fmaf(share, from.w, of[3]);
+        of[4] = fmaf(share, scores[w].y, of[4]);
+      }
+#pragma unroll
+      for (float& f : of) {
+        f += __shfl_xor_sync(0xffffffffu, f, 8);
+        f += __shfl_xor_sync(0xffffffffu, f, 16);
+      }
+      const float scale = 1.0f / of[4];
+      if constexpr (Kind::kMixed) gates.multiply(of);
+      const int64_t word =
+          (static_cast<int64_t>(join.token * a.shape.heads + join.head) * kHeadDim + join.column) /
+              2 +
+          d4 * 2;
+      if (mine < 2)
+        publish(a.mixed, index, word + mine,
+                mine == 0 ? pack_bf16(of[0] * scale, of[1] * scale)
+                          : pack_bf16(of[2] * scale, of[3] * scale));
     }
-    const float scale = used == 0 ? 0.0f : 1.0f / of[4];
-    const int64_t word =
-        (static_cast<int64_t>(t) * heads + head) * (kHeadDim / 2) + part * 16 + d4 * 2;
-    if (mine < 2)
-      publish(a.mixed, epoch, word + mine,
-              mine == 0 ? pack_bf16(of[0] * scale, of[1] * scale)
-                        : pack_bf16(of[2] * scale, of[3] * scale));
+    sync_consumers();
   }
 }
 

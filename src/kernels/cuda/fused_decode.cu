@@ -9,25 +9,40 @@ namespace fused {
 namespace {
 
 // Words of FusedDecode::sync_, a line of the cache apart: arrivals of blocks at the end of a
-// launch, over all launches; how many had come when this one began; layers of all launches in front
-// of it; blocks that have done with everything.
-enum SyncWord { kArrivals = 0, kArrivalsBefore = 32, kEpoch = 64, kDone = 96, kSyncWords = 128 };
+// launch, over all launches; how many had come when this one began; blocks that have done with
+// everything.
+enum SyncWord { kArrivals = 0, kArrivalsBefore = 32, kDone = 64, kSyncWords = 96 };
 
-__device__ __forceinline__ Shared& shared_memory() {
+template <typename Kind>
+__device__ __forceinline__ Shared<Kind>& shared_memory() {
   extern __shared__ __align__(1024) char memory[];
-  return *reinterpret_cast<Shared*>(memory);
+  return *reinterpret_cast<Shared<Kind>*>(memory);
 }
 
-template <auto kRun, typename... Rest>
-__device__ __noinline__ Position run_phase(int layer, Position at, Rest... rest) {
-  Phase phase(shared_memory(), layer, at);
+// What the warps do, in functions of their own, so that none costs another registers.
+template <typename Kind, auto kRun, typename... Rest>
+__device__ __noinline__ uint32_t run_phase(int layer, uint32_t at, Rest... rest) {
+  Phase<Kind> phase(shared_memory<Kind>(), layer, Progress::from(at));
   (phase.*kRun)(rest...);
-  return phase.position();
+  return phase.progress().bits();
 }
 
-// All blocks have come here.
+template <typename Kind>
+__device__ __noinline__ void produce(const CUtensorMap& contexts) {
+  Shared<Kind>& shared = shared_memory<Kind>();
+  Producer<Kind>(shared.args, contexts, shared.ring, shared.routing.items, shared.unit).run();
+}
+template <typename Kind>
+__device__ __noinline__ void finish() {
+  Shared<Kind>& shared = shared_memory<Kind>();
+  Finisher<Kind>(shared.args, shared.layers, shared.handover, shared.routing.items, shared.unit,
+                 shared.mixer.attention)
+      .run();
+}
+
+// All blocks' consumers and finishers have come here.
 __device__ void sync_grid(const Args& a) {
-  sync_consumers();
+  sync_with_finisher();
   if (threadIdx.x == 0) {
     const uint32_t all = a.sync[kArrivalsBefore] + gridDim.x;
     asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(a.sync + kArrivals) : "memory");
@@ -39,58 +54,74 @@ __device__ void sync_grid(const Args& a) {
                    : "memory");
     } while (static_cast<int32_t>(seen - all) < 0);
   }
-  sync_consumers();
+  sync_with_finisher();
 }
 
-__device__ void consume(Shared& shared) {
+template <typename Kind>
+__device__ void consume(Shared<Kind>& shared) {
+  using P = Phase<Kind>;
   const Args& a = shared.args;
-  // This block's rows of the residual.
-  const Run run = share_of_block(a, kHidden / 8);
-  const int token = static_cast<int>(threadIdx.x) / 16, row = static_cast<int>(threadIdx.x) % 16;
-  const bool mine = token < a.tokens && run.first + row / 8 < run.end;
-  bf16* const residual = a.residual + token * kHidden + run.first * 8 + row;
-  if (token < kMaxTokens) shared.residual[token][row] = mine ? *residual : bf16{};
-  Position at;
+  uint32_t at = 0;
 #pragma unroll 1
   for (int l = 0; l < a.count; ++l) {
-    at = run_phase<&Phase::normed>(l, at, false);
-    at = run_phase<&Phase::attention>(l, at);
-    at = run_phase<&Phase::output>(l, at);
-    at = run_phase<&Phase::normed>(l, at, true);
-    at = run_phase<&Phase::combine>(l, at);
+    at = run_phase<Kind, &P::normed>(l, at, false);
+    if constexpr (Kind::kMixed) {
+      at = shared.layers[l & 1].has_delta() ? run_phase<Kind, &P::delta>(l, at)
+                                            : run_phase<Kind, &P::attention>(l, at);
+    } else {
+      at = run_phase<Kind, &P::attention>(l, at);
+    }
+    at = run_phase<Kind, &P::output>(l, at);
+    at = run_phase<Kind, &P::normed>(l, at, true);
+    at = run_phase<Kind, &P::down>(l, at);
   }
-  sync_consumers();
   sync_grid(a);
-  // Everybody has read everything: what the last layer wrote is unwritten again.
-  if (mine) *residual = shared.residual[token][row];
-  const uint32_t last = shared.epoch + static_cast<uint32_t>(a.count) - 1;
-  char* const exchanged = reinterpret_cast<char*>(a.in.of(last));  // the first array
+  // Everybody has read everything: all is unwritten again, and nothing drawn.
+  for (int l = static_cast<int>(threadIdx.x); blockIdx.x == 0 && l < a.count; l += kConsumers)
+    a.drawn[l] = 0;
   const uint4 none = {kUnwritten, kUnwritten, kUnwritten, kUnwritten};
   for (int64_t i = static_cast<int64_t>(blockIdx.x * kConsumers + threadIdx.x) * 16;
        i < a.exchange_bytes; i += static_cast<int64_t>(gridDim.x) * kConsumers * 16)
-    put16(exchanged + i, none);
+    put16(a.exchange + i, none);
 }
 
+template <typename Kind>
 __global__ void __launch_bounds__(kThreads)
     fused_decode_kernel(const __grid_constant__ Args args,
                         const __grid_constant__ CUtensorMap contexts) {
-  Shared& shared = shared_memory();
+  Shared<Kind>& shared = shared_memory<Kind>();
   copy_words(shared.args, args);
   copy_words(shared.layers[0], *args.layers);
   if (threadIdx.x == 0) {
-    shared.unit = find_unit(args);
+    shared.unit = find_unit<Kind>(args);
     shared.ring.init();
-    shared.epoch = args.sync[kEpoch];
+    shared.handover.init();
+    fence_barrier_init();
   }
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  if (warp < kWarps && threadIdx.x % 32 == 0)
+    shared.joins[warp] =
+        find_join<Kind>(args, static_cast<int>(blockIdx.x) +
+                                  warp / warps_of_join(args) * static_cast<int>(gridDim.x));
   __syncthreads();
-  if (threadIdx.x >= kConsumers)
-    return Producer(shared.args, contexts, shared.ring, shared.routing.items, shared.unit).run();
-  consume(shared);
+  if (Kind::kMixed && args.shape.delta.value_heads > 0) {  // what every layer reads, close at hand
+    if (static_cast<int>(threadIdx.x) < args.tokens) {
+      shared.slots[threadIdx.x] = args.batch.slots[threadIdx.x];
+      shared.starts[threadIdx.x] = args.batch.starts[threadIdx.x];
+    }
+    if (threadIdx.x == 0) {
+      shared.args.batch.slots = shared.slots;
+      shared.args.batch.starts = shared.starts;
+    }
+    __syncthreads();
+  }
+  if (warp == kProducer) return produce<Kind>(contexts);
+  if (warp == kFinisher) return finish<Kind>();
+  consume<Kind>(shared);
   // The last block tells the next launch where it begins.
   if (threadIdx.x == 0 && atomicAdd(args.sync + kDone, 1u) == gridDim.x - 1) {
     args.sync[kDone] = 0;
     args.sync[kArrivalsBefore] += gridDim.x;
-    args.sync[kEpoch] += static_cast<uint32_t>(args.count);
   }
 }
 
@@ -101,12 +132,22 @@ int num_blocks() {
   return sms;
 }
 int in_row(const FusedShape& s) {
-  return (s.heads + 2 * s.kv_heads) * s.head_dim;
+  return ((s.gated ? 2 : 1) * s.heads + 2 * s.kv_heads) * s.head_dim;
+}
+int delta_row(const FusedShape& s) {
+  return s.delta.value_heads == 0 ? 0 : s.delta.qkvz_cols() + s.delta.ba_cols();
+}
+bool is_mixed(const FusedShape& s) {
+  return s.head_dim == Qwen3NextKind::kHeadDim;
+}
+template <typename F>
+auto with_kind(const FusedShape& s, F&& f) {
+  return is_mixed(s) ? f(Qwen3NextKind()) : f(Qwen3Kind());
 }
 
 // Where the arrays of an Args lie in the exchange; `bytes`: of one layer's.
 struct Exchange {
-  int64_t in, partial, scores, mixed, mid, logits, activation, end, bytes;
+  int64_t in, partial, scores, mixed, mid, logits, activation, end, delta_in, squares, bytes;
   Exchange(const FusedShape& s, int blocks) {
     const int64_t T = kMaxTokens, rows = int64_t{blocks} * kMaxRows;
     int64_t at = 0;
@@ -116,13 +157,15 @@ struct Exchange {
       return from;
     };
     in = place(T * in_row(s) * 2);
-    partial = place(rows * kHeadDim * 4);
+    partial = place(rows * s.head_dim * 4);
     scores = place(rows * 8);
     mixed = place(T * s.heads * s.head_dim * 2);
     mid = place(T * kHidden * 2);
     logits = place(T * ((s.moe.experts + 7) / 8 * 8) * 4);
     activation = place(T * s.moe.top_k * s.moe.intermediate * 2);
     end = place(T * kHidden * 2);
+    delta_in = place(T * delta_row(s) * 2);
+    squares = place(T * s.delta.value_heads * kQuarters * 4);
     bytes = at;
   }
 };
@@ -132,34 +175,58 @@ struct Exchange {
 
 bool FusedDecode::takes(const FusedShape& s) {
   using namespace fused;
-  const int width = s.heads * s.head_dim;
-  return s.hidden == kHidden && s.head_dim == kHeadDim && s.kv_heads > 0 &&
+  const int width = s.heads * s.head_dim, rotary = s.rotary_dim ? s.rotary_dim : s.head_dim;
+  const auto has_kind = [&](auto kind) {
+    using Kind = decltype(kind);
+    const int routed = s.moe.experts - (s.shared_expert ? 1 : 0);
+    return s.head_dim == Kind::kHeadDim && rotary == Kind::kRotary && routed <= Kind::kMaxRouted &&
+           s.gated == Kind::kMixed &&
+           s.moe.intermediate <= Kind::kMaxExpertSteps / 2 * kChunkValues &&
+           (Kind::kMixed || (!s.shared_expert && s.delta.value_heads == 0));
+  };
+  const GatedDeltaShape& d = s.delta;
+  const bool takes_delta =
+      d.value_heads == 0 || (d.head_dim == kDeltaDim && d.conv_width == kDeltaWidth &&
+                             d.key_heads > 0 && d.value_heads % d.key_heads == 0 &&
+                             d.value_heads * d.head_dim == width && d.ba_cols() % 8 == 0);
+  return s.hidden == kHidden && with_kind(s, has_kind) && s.kv_heads > 0 &&
          s.heads % s.kv_heads == 0 && s.heads / s.kv_heads <= kMaxRows &&
-         width % kStageValues == 0 && width <= kOutSteps / 2 * kStageValues &&
+         width % kChunkValues == 0 && width <= kOutSteps / 2 * kChunkValues && takes_delta &&
          s.moe.hidden == s.hidden && s.moe.intermediate % 64 == 0 &&
-         s.moe.intermediate <= kMaxExpertSteps / 2 * kStageValues && s.moe.experts <= kMaxExperts &&
-         s.moe.top_k <= s.moe.experts && s.moe.top_k * kMaxTokens <= kMaxPairs;
+         s.moe.top_k > (s.shared_expert ? 1 : 0) && s.moe.top_k <= s.moe.experts &&
+         s.moe.top_k * kMaxTokens <= kMaxPairs && num_blocks() * kRowsOfBlock >= kHidden;
 }
 
 FusedDecode::FusedDecode(const FusedShape& shape, const std::vector<FusedLayer>& layers)
-    : shape_(shape), blocks_(fused::num_blocks()), layers_(layers), sync_(fused::kSyncWords) {
+    : shape_(shape), blocks_(fused::num_blocks()), sync_(fused::kSyncWords) {
   VAMP_CHECK(takes(shape), "fused_decode: hidden {}, {} heads of {}, {} experts of {}",
              shape.hidden, shape.heads, shape.head_dim, shape.moe.experts, shape.moe.intermediate);
   const auto map = [](const void* weights, int rows, int cols, int matrices = 1,
                       size_t stride = size_t{1} << 32) {
-    return bf16_wide_tensor_map(weights, cols, rows, matrices, stride, 8, fused::kStageValues);
+    return bf16_wide_tensor_map(weights, cols, rows, matrices, stride, 8,
+                                std::min(cols, fused::kStageValues));
   };
   const int H = shape.hidden, I = shape.moe.intermediate, E = shape.moe.experts;
   std::vector<Maps> maps;
-  for (const FusedLayer& l : layers)
-    maps.push_back({map(l.in, fused::in_row(shape), H), map(l.out, H, shape.heads * shape.head_dim),
+  std::vector<Layer> own;
+  uint32_t attention = 0, delta = 0;
+  for (const FusedLayer& l : layers) {
+    own.push_back({l, l.delta.conv ? delta++ : attention++});
+    const bool has_delta = own.back().has_delta();
+    VAMP_CHECK(!has_delta || shape.delta.value_heads > 0,
+               "fused_decode: a layer with Gated DeltaNet in a model without");
+    const int in_row = has_delta ? fused::delta_row(shape) : fused::in_row(shape);
+    maps.push_back({map(l.in, in_row, H), map(l.out, H, shape.heads * shape.head_dim),
                     map(l.router, E, H), map(l.gate_up, 2 * I, H, E, shape.gate_up_stride),
                     map(l.down, H, I, E, shape.down_stride)});
+  }
+  layers_ = DeviceBuffer<Layer>(own);
   maps_ = DeviceBuffer<Maps>(maps);
   const fused::Exchange exchange(shape, blocks_);
-  exchange_ = DeviceBuffer<char>(static_cast<size_t>(2 * exchange.bytes));
+  exchange_ = DeviceBuffer<char>(static_cast<size_t>(fused::kTurns * exchange.bytes));
   check(cudaMemset(exchange_.get(), 0xff, exchange_.size()), "clearing");
   check(cudaMemset(sync_.get(), 0, sync_.size() * sizeof(uint32_t)), "clearing");
+  drawn_ = DeviceBuffer<uint32_t>(std::vector<uint32_t>(layers.size()));
 }
 
 void FusedDecode::run(__nv_bfloat16* residual, const FusedBatch& batch, cudaStream_t stream) {
@@ -173,7 +240,7 @@ void FusedDecode::run(__nv_bfloat16* residual, const FusedBatch& batch, cudaStre
   if (tokens == 0 || layers_.size() == 0) return;
   const fused::Exchange exchange(shape_, blocks_);
   const auto place = [&](auto& to, int64_t offset) {
-    to.even = reinterpret_cast<decltype(to.even)>(exchange_.get() + offset);
+    to.first = reinterpret_cast<decltype(to.first)>(exchange_.get() + offset);
     to.stride = exchange.bytes;
   };
   fused::Args args{};
@@ -184,12 +251,15 @@ void FusedDecode::run(__nv_bfloat16* residual, const FusedBatch& batch, cudaStre
   args.count = static_cast<int>(layers_.size());
   args.tokens = tokens;
   args.in_row = fused::in_row(shape_);
+  args.delta_row = fused::delta_row(shape_);
+  args.rows = shape_.heads / shape_.kv_heads;
   args.router_rows = (shape_.moe.experts + 7) / 8 * 8;
   args.out_width = shape_.heads * shape_.head_dim;
   args.blocks_inverse = static_cast<uint32_t>(
       ((uint64_t{1} << 32) + static_cast<uint64_t>(blocks_) - 1) / static_cast<uint64_t>(blocks_));
   args.residual = residual;
   args.sync = sync_.get();
+  args.drawn = drawn_.get();
   place(args.in, exchange.in);
   place(args.partial, exchange.partial);
   place(args.scores, exchange.scores);
@@ -198,27 +268,34 @@ void FusedDecode::run(__nv_bfloat16* residual, const FusedBatch& batch, cudaStre
   place(args.logits, exchange.logits);
   place(args.activation, exchange.activation);
   place(args.end, exchange.end);
-  args.exchange_bytes = exchange.bytes;
-  // Keys or values of a page's tokens lie in the arena as rows of one matrix.
-  const CUtensorMap contexts =
-      bf16_wide_tensor_map(batch.cache.arena, fused::kHeadDim, 1 << 30, 1, size_t{1} << 39,
-                           fused::kPageTokens, fused::kHeadDim);
-  const auto kernel = fused::fused_decode_kernel;
-  constexpr int kBytes = sizeof(fused::Shared);
-  static_assert(kBytes <= 227 * 1024);
-  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes),
-        "fused_decode's shared memory");
-  cudaLaunchAttribute together{};
-  together.id = cudaLaunchAttributeCooperative;
-  together.val.cooperative = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(blocks_));
-  config.blockDim = dim3(fused::kThreads);
-  config.dynamicSmemBytes = kBytes;
-  config.stream = stream;
-  config.attrs = &together;
-  config.numAttrs = 1;
-  check(cudaLaunchKernelEx(&config, kernel, args, contexts), "fused_decode");
+  place(args.delta_in, exchange.delta_in);
+  place(args.squares, exchange.squares);
+  args.exchange = exchange_.get();
+  args.exchange_bytes = static_cast<int64_t>(exchange_.size());
+  const auto launch = [&](auto kind) {
+    using Kind = decltype(kind);
+    // Keys or values of a page's tokens lie in the arena as rows of one matrix.
+    const CUtensorMap contexts =
+        bf16_wide_tensor_map(batch.cache.arena, Kind::kHeadDim, 1 << 30, 1, size_t{1} << 39,
+                             Kind::kPageTokens, Kind::kHeadDim);
+    const auto kernel = fused::fused_decode_kernel<Kind>;
+    constexpr int kBytes = sizeof(fused::Shared<Kind>);
+    static_assert(kBytes <= 227 * 1024);
+    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes),
+          "fused_decode's shared memory");
+    cudaLaunchAttribute together{};
+    together.id = cudaLaunchAttributeCooperative;
+    together.val.cooperative = 1;
+    cudaLaunchConfig_t config{};
+    config.gridDim = dim3(static_cast<unsigned>(blocks_));
+    config.blockDim = dim3(fused::kThreads);
+    config.dynamicSmemBytes = kBytes;
+    config.stream = stream;
+    config.attrs = &together;
+    config.numAttrs = 1;
+    check(cudaLaunchKernelEx(&config, kernel, args, contexts), "fused_decode");
+  };
+  fused::with_kind(shape_, launch);
 }
 
 }  // namespace vamp::cuda

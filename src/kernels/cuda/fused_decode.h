@@ -18,31 +18,45 @@
 #include "kernels/cuda/decode_attention.h"
 #include "kernels/cuda/device_buffer.h"
 #include "kernels/cuda/moe_routing.h"
+#include "kernels/gated_delta.h"
 #include "kernels/kv_layout.h"
 
 namespace vamp::cuda {
 
-// What the layers of a model have in common. A row of the input product: q of all heads, k and v of
-// all KV heads.
+// What the layers of a model have in common. A row of the input product of a layer with attention:
+// q of all heads, k and v of all KV heads, and, if `gated`, gates of all heads, whose sigmoids
+// attention's output is multiplied by. Of one with Gated DeltaNet: qkvz, then ba (see
+// GatedDeltaShape).
 struct FusedShape {
   int hidden = 0, heads = 0, kv_heads = 0, head_dim = 0;
+  int rotary_dim = 0;     // of a head, the first so many are rotated; 0: all
+  bool gated = false;     // attention
   float scale = 0;        // of attention's scores
-  float eps = 1e-6f;      // of all norms
+  float eps = 1e-6f;      // of all norms but Gated DeltaNet's
   bool one_plus = false;  // they multiply by 1 + weight
+  GatedDeltaShape delta;  // of the layers that have it instead of attention; value_heads 0: none
   MoeShape moe;
-  bool renormalise = true;                     // see route()
-  size_t gate_up_stride = 0, down_stride = 0;  // bytes from an expert to the next
+  bool renormalise = true, shared_expert = false;  // see route()
+  size_t gate_up_stride = 0, down_stride = 0;      // bytes from an expert to the next
 };
 
-// A layer's weights, all on the device: bf16 matrices [outputs, inputs], norms f32.
+// A layer's weights, all on the device: bf16 matrices [outputs, inputs], norms f32. It has Gated
+// DeltaNet if it has `delta.conv`, else attention.
 struct FusedLayer {
-  const __nv_bfloat16* in = nullptr;               // [(heads + 2 kv_heads) * head_dim, hidden]
-  const __nv_bfloat16* out = nullptr;              // [hidden, heads * head_dim]
-  const __nv_bfloat16* router = nullptr;           // [experts, hidden]
-  const void *gate_up = nullptr, *down = nullptr;  // of expert 0
+  const __nv_bfloat16* in = nullptr;                        // [a row of the input product, hidden]
+  const __nv_bfloat16* out = nullptr;                       // [hidden, heads * head_dim]
+  const __nv_bfloat16* router = nullptr;                    // [experts, hidden]
+  const void *gate_up = nullptr, *down = nullptr;           // of expert 0
   const float *input_norm = nullptr, *post_norm = nullptr;  // [hidden]
   const float *q_norm = nullptr, *k_norm = nullptr;         // [head_dim], or null: none
   int64_t cache_layer = 0;
+  GatedDeltaWeights delta;
+  // Memories of sequences, of this layer alone, as in GatedDeltaBatch; both 16-byte aligned,
+  // strides multiples of 16 bytes.
+  float* states = nullptr;
+  int64_t state_stride = 0;
+  __nv_bfloat16* conv_states = nullptr;
+  int64_t conv_stride = 0;
   uint32_t* expert_counts = nullptr;  // [experts] running totals, or null
   const float* logits = nullptr;      // [tokens, experts]: routes by these instead of the router's
                                       // (for benchmarks), or null
@@ -52,15 +66,19 @@ struct FusedLayer {
 struct FusedBatch {
   DecodeBatch attention;
   const int32_t* kv_slots = nullptr;  // [sequences] where the token goes in the cache, -1: nowhere
-  const float* cos_sin = nullptr;     // [sequences, head_dim]
+  const float* cos_sin = nullptr;     // [sequences, rotary_dim]
   KvCache cache;
+  // [sequences], of layers with Gated DeltaNet: the sequence's memory, none shared, and whether it
+  // is empty
+  const int32_t *slots = nullptr, *starts = nullptr;
 };
 
 class FusedDecode {
  public:
   static constexpr int kMaxTokens = 4;
-  // Whether the kernel takes the shape, and the device has the multiprocessors for it (128 of
-  // them); if not, go op by op.
+  // Whether the kernel takes the shape, which is that of a model like Qwen3-30B-A3B or like
+  // Qwen3-Next-80B-A3B, and the device has the multiprocessors for it (128 of them); if not, go op
+  // by op.
   static bool takes(const FusedShape& shape);
 
   FusedDecode(const FusedShape& shape, const std::vector<FusedLayer>& layers);
@@ -75,13 +93,17 @@ class FusedDecode {
   struct Maps {
     CUtensorMap in, out, router, gate_up, down;
   };
+  struct Layer : FusedLayer {
+    uint32_t before;  // layers of its kind in front of it
+    __host__ __device__ bool has_delta() const { return delta.conv != nullptr; }
+  };
 
  private:
   FusedShape shape_;
   int blocks_;
-  DeviceBuffer<FusedLayer> layers_;
+  DeviceBuffer<Layer> layers_;
   DeviceBuffer<Maps> maps_;
-  DeviceBuffer<uint32_t> sync_;
+  DeviceBuffer<uint32_t> sync_, drawn_;
   DeviceBuffer<char> exchange_;
 };
 

@@ -2,11 +2,14 @@
 //
 // A word (32 bits: two bf16 or one f32) that has not been written holds kUnwritten, a NaN of a kind
 // that arithmetic does not give (it gives 0x7fff and 0x7fffffff). Who needs a value reads it until
-// it is there. Each array is there twice, for even and for odd layers: who writes a word for a
-// layer unwrites it in the other one, which every block has read by then, for to write anything for
-// a layer takes values that all blocks' last layers went into. That the unwriting is seen by those
-// who read the word in the next layer, fence() sees to, by writers and readers, twice a layer:
-// before attention, and before the experts' down product.
+// it is there. Each array is there four times, for layers in turn: who writes a word for a layer
+// unwrites the one of the layer in front, which every block has read by then, for to write anything
+// for a layer takes values that all blocks' last layers went into. It is written anew three layers
+// later. That its being unwritten is seen by then, two fences of each block see to, one in each of
+// the next two layers: of who unwrote it, before it says anything in the first of them that others
+// need for the second, and in that one of who will read it, after having heard that. (What only
+// layers with attention, or with Gated DeltaNet, write is there for layers of that kind in turn,
+// which lie further apart.) All is unwritten when a launch begins and ends.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -15,15 +18,15 @@
 
 namespace vamp::cuda::fused {
 
-constexpr uint32_t kUnwritten = 0xffffffffu;
+constexpr uint32_t kUnwritten = 0xffffffffu, kTurns = 4;
 
-// An array for even layers, and after `stride` bytes the one for odd layers.
+// An array for layers in turn, `stride` bytes apart.
 template <typename T>
-struct Twice {
-  T* even;
+struct InTurn {
+  T* first;
   int64_t stride;
-  __device__ T* of(uint32_t epoch) const {
-    return reinterpret_cast<T*>(reinterpret_cast<char*>(even) + (epoch & 1) * stride);
+  __device__ T* of(uint32_t turn) const {
+    return reinterpret_cast<T*>(reinterpret_cast<char*>(first) + turn % kTurns * stride);
   }
 };
 
@@ -56,16 +59,21 @@ __device__ __forceinline__ void put16(void* p, const uint4& v) {
                "r"(v.z), "r"(v.w)
                : "memory");
 }
-// Writes word `index` for a layer.
+// Writes word `index` of a turn.
 template <typename T>
-__device__ __forceinline__ void publish(const Twice<T>& to, uint32_t epoch, int64_t index,
+__device__ __forceinline__ void publish(const InTurn<T>& to, uint32_t turn, int64_t index,
                                         uint32_t word) {
-  put4(reinterpret_cast<uint32_t*>(to.of(epoch)) + index, word);
-  put4(reinterpret_cast<uint32_t*>(to.of(epoch + 1)) + index, kUnwritten);
+  put4(reinterpret_cast<uint32_t*>(to.of(turn)) + index, word);
+  put4(reinterpret_cast<uint32_t*>(to.of(turn + kTurns - 1)) + index, kUnwritten);
+}
+__device__ __forceinline__ void publish16(const InTurn<float>& to, uint32_t turn, int64_t index,
+                                          const uint4& words) {
+  put16(to.of(turn) + index, words);
+  put16(to.of(turn + kTurns - 1) + index, {kUnwritten, kUnwritten, kUnwritten, kUnwritten});
 }
 
 __device__ __forceinline__ void fence() {
-  __threadfence();
+  asm volatile("fence.acq_rel.gpu;" ::: "memory");
 }
 
 }  // namespace vamp::cuda::fused

@@ -2,30 +2,60 @@
 #pragma once
 
 #include "kernels/cuda/fused_attention.cuh"
+#include "kernels/cuda/fused_delta.cuh"
 #include "kernels/cuda/fused_exchange.cuh"
+#include "kernels/cuda/fused_finish.cuh"
+#include "kernels/cuda/fused_kinds.cuh"
 #include "kernels/cuda/fused_routing.cuh"
 #include "kernels/cuda/fused_stream.cuh"
 
 namespace vamp::cuda::fused {
 
-constexpr int kRowsOfBlock = 16;  // of the residual, at most
+// What a layer with attention has, and one with Gated DeltaNet.
+template <typename Kind>
+union MixerShared {
+  PieceShared<Kind> attention;
+  DeltaShared delta;
+};
+template <>
+union MixerShared<Qwen3Kind> {
+  PieceShared<Qwen3Kind> attention;
+};
 
+template <typename Kind>
 struct Shared {
   Ring ring;
+  Handover handover;
   union {
-    // Partial sums of a tile, twice: a tile's are read while the next one's are written.
-    float partial[2][kMaxTokens][16][kWarps];
-    uint4 staged[kWarps][32];  // a token's normed values of a warp
-    float logits[kMaxTokens][kMaxExperts];
+    uint4 staged[kWarps][32];  // a token's values of a warp
+    float4 joined[kWarps][32];
+    uint2 candidates[kMaxTokens][32];
   };
-  float squares[kMaxTokens][kWarps];
-  bf16 residual[kMaxTokens][kRowsOfBlock];  // of this block's rows
   Args args;  // here the compiler does not keep them in registers throughout
-  FusedLayer layers[2];
+  FusedDecode::Layer layers[2];
+  int32_t slots[kMaxTokens], starts[kMaxTokens];  // of the batch
   Unit unit;
-  RoutingShared routing;
-  uint32_t epoch;  // of the first layer
-  PieceShared attention;
+  Join joins[kWarps];
+  RoutingShared<Kind> routing;
+  MixerShared<Kind> mixer;
+};
+
+// Where a consumer stands, in one register from phase to phase.
+struct Progress {
+  Position stage;
+  Handover::Place sums;
+  __device__ static Progress from(uint32_t bits) {
+    Progress p;
+    p.stage.at = static_cast<int>(bits & 0xff);
+    p.sums.at = static_cast<int>(bits >> 8 & 0xff);
+    p.stage.parity = bits >> 16 & 1;
+    p.sums.parity = bits >> 17 & 1;
+    return p;
+  }
+  __device__ uint32_t bits() const {
+    return static_cast<uint32_t>(stage.at) | static_cast<uint32_t>(sums.at) << 8 |
+           stage.parity << 16 | sums.parity << 17;
+  }
 };
 
 // A lane's share of the tokens: of token lane / 4, 8 values of every step.
@@ -38,11 +68,18 @@ struct Tokens {
 // stay in registers, are the one that has no padding. Two sums in turn: they take as long as one.
 struct Sums {
   float of[2][4] = {};
-  __device__ __forceinline__ void add(const Weights& w, const uint4& x, int which) {
-    skinny::mma(of[which], w.low.x, w.high.x, w.low.y, w.high.y, x.x, x.y);
-    skinny::mma(of[which], w.low.z, w.high.z, w.low.w, w.high.w, x.z, x.w);
+  __device__ __forceinline__ void add(const Weights& w, const uint4& x0, const uint4& x1) {
+    const uint4 x[2] = {x0, x1};
+#pragma unroll
+    for (int step = 0; step < 2; ++step) {
+      const uint4 &low = w.low[step], &high = w.high[step];
+      skinny::mma(of[step], low.x, high.x, low.y, high.y, x[step].x, x[step].y);
+      skinny::mma(of[step], low.z, high.z, low.w, high.w, x[step].z, x[step].w);
+    }
   }
-  __device__ __forceinline__ float total(int i) const { return of[0][i] + of[1][i]; }
+  __device__ __forceinline__ float total(int i) const {
+    return of[0][i] + of[1][i];
+  }
 };
 
 template <typename T>
@@ -56,90 +93,180 @@ __device__ inline void copy_words(T& to, const T& from) {
 // What the consumers do in a layer, in phases. Each is a function of its own (run_phase), and what
 // two of them do alike stands once: all of the code must fit 128 KB, or it is fetched anew in every
 // layer, three times as slowly.
+template <typename Kind>
 class Phase {
+  static constexpr int kMaxExpertSteps = Kind::kMaxExpertSteps;
+
  public:
-  __device__ Phase(Shared& shared, int layer, Position at)
+  __device__ Phase(Shared<Kind>& shared, int layer, const Progress& at)
       : shared_(shared),
         a_(shared.args),
         layer_(shared.layers[layer & 1]),
-        index_(layer),
-        epoch_(shared.epoch + static_cast<uint32_t>(layer)),
-        stream_(shared.ring, at) {}
-  __device__ Position position() const { return stream_.position(); }
+        index_(static_cast<uint32_t>(layer)),
+        stream_(shared.ring, at.stage),
+        sums_(at.sums) {}
+  __device__ Progress progress() const { return {stream_.position(), sums_}; }
 
   // The products with the normed residual: of the input projection, or of the router and then of
   // the experts that it chose.
   __device__ void normed(bool experts) {
-    if (!experts && index_ + 1 < a_.count)
+    if (!experts && static_cast<int>(index_) + 1 < a_.count)
       copy_words(shared_.layers[(index_ + 1) & 1], a_.layers[index_ + 1]);
+    const Lane me;
     Tokens x;
-    load_normed(experts, x);
-    Product now = experts ? kRouter : kInput;
-    if (experts) clear_items(shared_.routing);
+    load_normed(me, experts, x);
+    int tiles = tiles_of(experts ? a_.router_rows : input_rows());
 #pragma unroll 1
     while (true) {
-      product(now, x);
-      if (now != kRouter) break;
-      choose_experts(a_, layer_, epoch_, shared_.routing, shared_.logits);
-      if (threadIdx.x == 0) shared_.ring.chosen.arrive();  // the producer may go on
-      now = kGateUp;
+      product(me, x, tiles);
+      if (!experts || tiles < 0) break;
+      choose_experts(a_, layer_, index_, shared_.routing, shared_.candidates);
+      if (me.thread == 0) shared_.ring.chosen.arrive();  // the producer may go on
+      if constexpr (Kind::kMixed) {
+        if (layer_.has_delta()) keep_inputs(a_, layer_, turn());
+      }
+      tiles = kDrawn;
     }
   }
   __device__ void attention() {
-    fence();
-    attend(a_, layer_, epoch_, shared_.unit, stream_, shared_.ring, shared_.attention);
-    join_pieces(a_, epoch_);
+    attend(a_, layer_, turn(), shared_.unit, stream_, shared_.mixer.attention);
+    join_pieces<Kind>(a_, turn(), index_, shared_.joins, shared_.mixer.attention, shared_.joined);
+  }
+  __device__ void delta() {
+    run_delta(a_, layer_, turn(), index_, stream_, shared_.mixer.delta);
   }
   // residual += mixed outᵀ
   __device__ void output() {
     const int K = a_.out_width, steps = K / (kWarps * kStep);
     const Lane me;
     const Run run = share_of_block(a_, kHidden / 8);
-    const bf16* row = a_.mixed.of(epoch_) + static_cast<int64_t>(me.group) * K + me.value();
-    uint4 x[kOutSteps];
+    const bf16* row = a_.mixed.of(index_) + static_cast<int64_t>(me.group) * K + me.value();
+    uint4 x[kOutSteps], squares{};
+    const float* const of_head =
+        Kind::kMixed && layer_.has_delta() ? squares_of_head(a_, turn(), me) : nullptr;
     bool waits;
     do {
       waits = false;
+      if (Kind::kMixed && of_head) {
+        squares = peek16(of_head);
+        waits = unwritten(squares);
+      }
 #pragma unroll
       for (int s = 0; s < kOutSteps; ++s)
         x[s] = me.group < a_.tokens && s < steps ? peek16(row + value_of_step(s)) : uint4{};
 #pragma unroll
       for (int s = 0; s < kOutSteps; ++s) waits |= unwritten(x[s]);
     } while (__any_sync(0xffffffffu, waits));
+    const float scale = Kind::kMixed && of_head ? scale_of_head(squares, layer_) : 1.0f;
     Sums acc;
     if (run.first < run.end) {
+      each_chunk<kOutSteps / 2>(me, steps / 2, [&](int c, const Weights& w) {
+        if constexpr (Kind::kMixed) {
+          Sums scaled;
+          scaled.add(w, x[2 * c], x[2 * c + 1]);
 #pragma unroll
-      for (int s = 0; s < kOutSteps; s += 2) {
-        if (s >= steps) break;
+          for (int e = 0; e < 2; ++e) {  // of the sums' token, from the lane that has the head's
+            const float by = __shfl_sync(0xffffffffu, scale, c * 4 + (2 * me.quad + e) % 4);
+            acc.of[0][e] = fmaf(by, scaled.total(e), acc.of[0][e]);
+            acc.of[0][e + 2] = fmaf(by, scaled.total(e + 2), acc.of[0][e + 2]);
+          }
+        } else {
+          acc.add(w, x[2 * c], x[2 * c + 1]);
+        }
+      });
+    }
+    hand_over(me, acc);
+  }
+  // residual += the tokens' experts' outputs, in the order of the experts: a block has its rows of
+  // all experts. The activations are weighted already.
+  __device__ void down() {
+    const Items& items = shared_.routing.items;
+    const Lane me;
+    const int I = a_.shape.moe.intermediate, k = a_.shape.moe.top_k;
+    // Beyond I a stage has nothing, which may be anything.
+    static_assert(kMaxExpertSteps / 2 <= kStageChunks);
+    const int mine = me.warp * 2 * kStep, chunks = (I - mine + kChunkValues - 1) / kChunkValues;
+    // The lanes of a group bring an item's activations of one token: so many items at a time as
+    // leave each token (of 1, 2 or 4) a group.
+    const int shift = a_.tokens > 2 ? 2 : a_.tokens - 1, token = me.group & ((1 << shift) - 1);
+    const int together = 8 >> shift;
+    using Inputs = uint4[kMaxExpertSteps];
+    const auto load = [&](int first, Inputs& x) {
+      const int item = first + (me.group >> shift);
+      const int slot = item < items.count && token < a_.tokens ? items.slot[item][token] : -1;
+      const bf16* row = a_.activation.of(index_) + static_cast<int64_t>(token * k + slot) * I;
+#pragma unroll
+      for (int s = 0; s < kMaxExpertSteps; ++s) {
+        const int value = me.value() + value_of_step(s);
+        x[s] = slot >= 0 && value < I ? peek16(row + value) : uint4{};
+      }
+    };
+    const Run run = share_of_block(a_, kHidden / 8);
+    Sums sum;
+    Inputs here, next;
+    if (run.first < run.end) load(0, next);
+#pragma unroll 1
+    for (int first = 0; first < items.count && run.first < run.end; first += together) {
+      bool waits = false;
+#pragma unroll
+      for (int s = 0; s < kMaxExpertSteps; ++s) {
+        here[s] = next[s];
+        waits |= unwritten(here[s]);
+      }
+      while (__any_sync(0xffffffffu, waits)) {
+        load(first, here);
+        waits = false;
+#pragma unroll
+        for (int s = 0; s < kMaxExpertSteps; ++s) waits |= unwritten(here[s]);
+      }
+      if (first + together < items.count) load(first + together, next);
+#pragma unroll 1
+      for (int item = first; item < min(first + together, items.count); ++item) {
+        const int from = (((item - first) << shift) + token) * 4 + me.quad;
+        Inputs x;
+#pragma unroll
+        for (int s = 0; s < kMaxExpertSteps; ++s) {
+          x[s].x = __shfl_sync(0xffffffffu, here[s].x, from);
+          x[s].y = __shfl_sync(0xffffffffu, here[s].y, from);
+          x[s].z = __shfl_sync(0xffffffffu, here[s].z, from);
+          x[s].w = __shfl_sync(0xffffffffu, here[s].w, from);
+        }
+        // Nothing here waits for the products of the item in front.
         stream_.wait();
-        acc.add(stream_.weights(me, 0), x[s], 0);
-        acc.add(stream_.weights(me, 1), x[s + 1], 1);
+        Weights w[kStageChunks];
+#pragma unroll
+        for (int c = 0; c < kMaxExpertSteps / 2; ++c) w[c] = stream_.weights(me, c);
         stream_.release(me);
         stream_.pass_one();
+#pragma unroll
+        for (int c = 0; c < kMaxExpertSteps / 2; ++c)
+          if (c < chunks) sum.add(w[c], x[2 * c], x[2 * c + 1]);
       }
     }
-    put_partial(me, 0, acc);
-    sync_consumers();
-    add_to_residual(me, run, a_.mid);
-  }
-  __device__ void combine() {
-    fence();
-    down();
+    // What is read in the layers that follow has been unwritten (fused_exchange.cuh).
+    shared_.handover.fenced.wait(index_ & 1);
+    hand_over(me, sum);
   }
 
  private:
-  enum Product { kInput, kRouter, kGateUp };
+  // The epoch of what layers of one kind alone tell each other: those of this kind come in turn.
+  __device__ uint32_t turn() const {
+    return Kind::kMixed ? layer_.before : index_;
+  }
+  __device__ int input_rows() const {
+    return Kind::kMixed && layer_.has_delta() ? a_.delta_row : a_.in_row;
+  }
 
-  // This lane's tokens, as the norm of the residual. A warp norms its 256 values of a token, 8 in a
+  // This lane's tokens, as the norm of the residual but for its scale, which the products' sums are
+  // multiplied by: it takes all warps' squares. A warp brings its 256 values of a token, 8 in a
   // lane, and deals them out.
-  __device__ void load_normed(bool experts, Tokens& x) {
-    const Lane me;
+  __device__ void load_normed(const Lane& me, bool experts, Tokens& x) {
     const float* weight = experts ? layer_.post_norm : layer_.input_norm;
     const bool plain = !experts && index_ == 0;  // what the launch was given
     const bf16* residual = plain     ? a_.residual
-                           : experts ? a_.mid.of(epoch_)
-                                     : a_.end.of(epoch_ - 1);
-    const int first = me.lane / 8 * kStageValues + me.warp * 2 * kStep + me.lane % 8 * 8;
+                           : experts ? a_.mid.of(index_)
+                                     : a_.end.of(index_ + kTurns - 1);
+    const int first = me.lane / 8 * kChunkValues + me.warp * 2 * kStep + me.lane % 8 * 8;
     float of[8];
     load_floats(weight + first, of);
 #pragma unroll
@@ -156,189 +283,95 @@ class Phase {
         if (t < a_.tokens) waits |= unwritten(mine[t]);
     } while (!plain && __any_sync(0xffffffffu, waits));
 #pragma unroll
+    for (int s = 0; s < kHiddenSteps; ++s) x.of[s] = {};
+#pragma unroll
     for (int t = 0; t < kMaxTokens; ++t) {
       if (t >= a_.tokens) break;
       float v[8], squares = 0;
       widen(mine[t], v);
 #pragma unroll
-      for (int e = 0; e < 8; ++e) squares = fmaf(v[e], v[e], squares);
-      squares = warp_sum(squares);
-      if (me.lane == 0) shared_.squares[t][me.warp] = squares;
-    }
-    sync_consumers();
-#pragma unroll
-    for (int s = 0; s < kHiddenSteps; ++s) x.of[s] = {};
-#pragma unroll
-    for (int t = 0; t < kMaxTokens; ++t) {
-      if (t >= a_.tokens) break;
-      const float4* sums = reinterpret_cast<const float4*>(shared_.squares[t]);
-      const float4 low = sums[0], high = sums[1];
-      const float squares = low.x + low.y + low.z + low.w + (high.x + high.y + high.z + high.w);
-      const float scale = rsqrtf(squares / kHidden + a_.shape.eps);
-      float v[8];
-      widen(mine[t], v);
-#pragma unroll
-      for (int e = 0; e < 8; ++e) v[e] *= scale * of[e];
+      for (int e = 0; e < 8; ++e) {
+        squares = fmaf(v[e], v[e], squares);
+        v[e] *= of[e];
+      }
       __syncwarp();
       shared_.staged[me.warp][me.lane] = narrow(v);
+      squares = warp_sum(squares);
+      if (me.lane == 0) shared_.handover.squares[experts][t][me.warp] = squares;
       __syncwarp();
       if (me.group == t) {
 #pragma unroll
         for (int s = 0; s < kHiddenSteps; ++s) x.of[s] = shared_.staged[me.warp][s * 4 + me.quad];
       }
     }
-    sync_consumers();  // `staged` lies where `partial` does
   }
 
-  // The warp's sums of a tile of 16 rows.
-  __device__ void put_partial(const Lane& me, int tile, const Sums& sums) {
-    if (2 * me.quad >= kMaxTokens) return;
+  // f(c, its weights) for the next `count` chunks. One's weights are on their way to registers
+  // while the one in front is multiplied.
+  template <int kMax, typename F>
+  __device__ __forceinline__ void each_chunk(const Lane& me, int count, F&& f) {
+    stream_.wait();
+    Weights next = stream_.weights(me, 0);
 #pragma unroll
-    for (int e = 0; e < 4; ++e)
-      shared_.partial[tile & 1][2 * me.quad + e % 2][me.group + e / 2 * 8][me.warp] = sums.total(e);
+    for (int c = 0; c < kMax; ++c) {
+      const bool last = c + 1 >= count;
+      const Weights now = next;
+      if (last || (c + 1) % kStageChunks == 0) {
+        stream_.release(me);
+        stream_.pass_one();
+        if (!last) stream_.wait();
+      }
+      if (!last) next = stream_.weights(me, (c + 1) % kStageChunks);
+      if (c < count) f(c, now);
+      if (last) break;
+    }
   }
-  __device__ float total(int tile, int token, int row) const {
-    const float4* of = reinterpret_cast<const float4*>(shared_.partial[tile & 1][token][row]);
-    const float4 a = of[0], b = of[1];
-    return ((a.x + a.y) + (a.z + a.w)) + ((b.x + b.y) + (b.z + b.w));
+  // acc += the next chunks' rows times x, two steps a chunk.
+  template <int kSteps>
+  __device__ __forceinline__ void multiply(const Lane& me, Sums& acc, const uint4 (&x)[kSteps],
+                                           int chunks) {
+    each_chunk<kSteps / 2>(me, chunks,
+                           [&](int c, const Weights& w) { acc.add(w, x[2 * c], x[2 * c + 1]); });
+  }
+  // To the finisher.
+  __device__ __forceinline__ void hand_over(const Lane& me, const Sums& sums, int tile = 0) {
+    const float v[4] = {sums.total(0), sums.total(1), sums.total(2), sums.total(3)};
+    shared_.handover.put(me, sums_, v, tile);
   }
 
-  __device__ void product(Product now, const Tokens& x) {
-    const int I = a_.shape.moe.intermediate;
-    const int rows = now == kInput    ? a_.in_row
-                     : now == kRouter ? a_.router_rows
-                                      : shared_.routing.items.count * I;
-    const Lane me;
-    const int stride = now == kGateUp ? 1 : 2;
+  static constexpr int kDrawn = -1;
+  // Of 16 rows, of this block's share of so many.
+  __device__ int tiles_of(int rows) const {
     const Run run = share_of_block(a_, rows / 8);
-    int tile = 0;
+    return (run.end - run.first + 1) / 2;
+  }
+  // So many tiles, or as many of gate and up as the producer draws.
+  __device__ void product(const Lane& me, const Tokens& x, int tiles) {
 #pragma unroll 1
-    for (int i = run.first; i < run.end; i += stride, ++tile) {
-      Sums acc;
-#pragma unroll
-      for (int s = 0; s < kHiddenSteps; s += 2) {
+    for (int n = 0; n != tiles; ++n) {
+      int tile = 0;
+      if (tiles == kDrawn) {
         stream_.wait();
-        acc.add(stream_.weights(me, 0), x.of[s], 0);
-        acc.add(stream_.weights(me, 1), x.of[s + 1], 1);
-        stream_.release(me);
-        stream_.pass_one();
-      }
-      put_partial(me, tile, acc);
-      sync_consumers();
-      if (me.warp * 2 < a_.tokens) finish(now, me, tile, i, run.end);  // a warp has two tokens
-    }
-  }
-  // A thread has one of the sums of a tile: of 16 rows from group i of 8 on, or of 8 rows of gate
-  // and the same of up.
-  __device__ void finish(Product now, const Lane& me, int tile, int i, int end) {
-    const int token = me.thread / 16, row = me.thread % 16, I = a_.shape.moe.intermediate;
-    const float sum = total(tile, token, row);
-    const bool here = token < a_.tokens && (now == kGateUp || row < 8 || i + 1 < end);
-    if (now == kRouter) {
-      if (here)
-        publish(a_.logits, epoch_, token * a_.router_rows + i * 8 + row, __float_as_uint(sum));
-      return;
-    }
-    // Two values a word: the even rows' threads write.
-    float value = sum;
-    if (now == kGateUp) value = silu(sum) * __shfl_down_sync(0xffffffffu, sum, 8);
-    const uint32_t word = pack_bf16(value, __shfl_down_sync(0xffffffffu, value, 1));
-    if (!here || row % 2 != 0) return;
-    if (now == kInput) {
-      publish(a_.in, epoch_, (token * a_.in_row + i * 8 + row) / 2, word);
-    } else if (row < 8) {
-      const int item = i / (I / 8), at = (i - item * (I / 8)) * 8 + row;
-      const int slot = shared_.routing.items.slot[item][token];
-      if (slot >= 0)
-        publish(a_.activation, epoch_, ((token * a_.shape.moe.top_k + slot) * I + at) / 2, word);
-    }
-  }
-
-  // A block has two groups of 8 rows at most, and keeps their residual.
-  __device__ void add_to_residual(const Lane& me, const Run& run, const Twice<bf16>& to) {
-    const int token = me.thread / 16, row = me.thread % 16;
-    if (me.warp * 2 >= a_.tokens) return;
-    bf16& residual = shared_.residual[token][row];
-    residual = __float2bfloat16(__bfloat162float(residual) + total(0, token, row));
-    const float value = __bfloat162float(residual);
-    const uint32_t word = pack_bf16(value, __shfl_down_sync(0xffffffffu, value, 1));
-    if (token < a_.tokens && row % 2 == 0 && run.first + row / 8 < run.end)
-      publish(to, epoch_, (token * kHidden + run.first * 8 + row) / 2, word);
-  }
-
-  // residual += the tokens' experts' outputs, weighted, in the order of the experts: a block has
-  // its rows of all experts.
-  __device__ void down() {
-    constexpr int kAhead = 3;  // items whose activations are on their way
-    using Inputs = uint4[kMaxExpertSteps];
-    const Items& items = shared_.routing.items;
-    const Lane me;
-    const int I = a_.shape.moe.intermediate, k = a_.shape.moe.top_k;
-    const bf16* activation = a_.activation.of(epoch_) + me.value();
-    const auto slot_of = [&](int item, int t) {
-      return item < items.count && t < a_.tokens ? items.slot[item][t] : -1;
-    };
-    const auto load = [&](int item, Inputs& x) {
-      const int slot = slot_of(item, me.group);
-      const bf16* row = activation + static_cast<int64_t>(me.group * k + slot) * I;
-#pragma unroll
-      for (int s = 0; s < kMaxExpertSteps; ++s)  // beyond I stages have zeros
-        x[s] = slot >= 0 && me.value() + value_of_step(s) < I ? peek16(row + value_of_step(s))
-                                                              : uint4{};
-    };
-    Sums sum;
-    const auto multiply = [&](int item, Inputs& x) {
-      while (true) {
-        bool waits = false;
-#pragma unroll
-        for (int s = 0; s < kMaxExpertSteps; ++s) waits |= unwritten(x[s]);
-        if (!__any_sync(0xffffffffu, waits)) break;
-        load(item, x);
-      }
-      Sums acc;
-#pragma unroll
-      for (int s = 0; s < kMaxExpertSteps; s += 2) {
-        if (s / 2 * kStageValues >= I) break;
-        stream_.wait();
-        acc.add(stream_.weights(me, 0), x[s], 0);
-        acc.add(stream_.weights(me, 1), x[s + 1], 1);
-        stream_.release(me);
-        stream_.pass_one();
-      }
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        const int t = 2 * me.quad + e, slot = slot_of(item, t);
-        const float weight = slot >= 0 ? items.weights[t * k + slot] : 0.0f;
-        sum.of[0][e] = fmaf(weight, acc.total(e), sum.of[0][e]);
-        sum.of[0][e + 2] = fmaf(weight, acc.total(e + 2), sum.of[0][e + 2]);
-      }
-    };
-    const Run run = share_of_block(a_, kHidden / 8);
-    if (run.first < run.end) {
-      Inputs x[kAhead];
-#pragma unroll
-      for (int j = 0; j < kAhead; ++j) load(j, x[j]);
-#pragma unroll 1
-      for (int first = 0; first < items.count; first += kAhead) {
-#pragma unroll
-        for (int j = 0; j < kAhead; ++j) {
-          if (first + j >= items.count) break;
-          multiply(first + j, x[j]);
-          load(first + j + kAhead, x[j]);
+        tile = stream_.tile();
+        if (tile < 0) {
+          stream_.release(me);
+          stream_.pass_one();
+          hand_over(me, {}, tile);
+          break;
         }
       }
+      Sums acc;
+      multiply(me, acc, x.of, kHiddenSteps / 2);
+      hand_over(me, acc, tile);
     }
-    put_partial(me, 0, sum);
-    sync_consumers();
-    add_to_residual(me, run, a_.end);
   }
 
-  Shared& shared_;
+  Shared<Kind>& shared_;
   const Args& a_;
-  const FusedLayer& layer_;
-  const int index_;
-  const uint32_t epoch_;
+  const FusedDecode::Layer& layer_;
+  const uint32_t index_;
   Stream stream_;
+  Handover::Place sums_;
 };
 
 }  // namespace vamp::cuda::fused

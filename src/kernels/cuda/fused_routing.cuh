@@ -3,108 +3,177 @@
 
 #include "kernels/cuda/fused_exchange.cuh"
 #include "kernels/cuda/fused_stream.cuh"
+#include "kernels/cuda/route_token.cuh"
 
 namespace vamp::cuda::fused {
 
-constexpr int kMaxExperts = 128;
-
+template <typename Kind>
 struct RoutingShared {
+  static constexpr int kWords = Kind::kMaxRouted / 32 + 1;  // and the shared one
   Items items;
-  uint32_t used[kMaxExperts / 32];  // a bit each expert that some token chose
+  uint32_t used[kWords];                    // a bit each expert that some token chose
+  float most[kMaxTokens], sum[kMaxTokens];  // of a token's logits, of their exponentials
 };
 
-// Before choose_experts, any time after the last layer's items have been used.
-__device__ inline void clear_items(RoutingShared& shared) {
+// A token's experts by one warp, each lane with every 32nd of those that are chosen among. The
+// lanes' best ones give a bound that the chosen ones reach, and hardly others: among those that do
+// each counts who is in front. Of equal ones the lower expert is. Leaves logits where the weights
+// belong.
+template <typename Kind>
+__device__ inline void choose_for_token(const Args& a, const FusedLayer& layer, uint32_t turn,
+                                        int t, RoutingShared<Kind>& shared,
+                                        uint2 (&candidates)[32]) {
+  constexpr int kOfLane = Kind::kMaxRouted / 32;
+  constexpr uint32_t kAll = 0xffffffffu;
+  const int E = a.shape.moe.experts, k = a.shape.moe.top_k;
+  const int first = Kind::kMixed && a.shape.shared_expert ? 1 : 0, chosen = k - first;
   const Lane me;
-  if (me.thread < kMaxExperts / 32) shared.used[me.thread] = 0;
+  const float* const given =
+      layer.logits ? layer.logits + static_cast<int64_t>(t) * E + first : nullptr;
+  // On their way while the router's are waited for, where registers have room.
+  constexpr bool kAhead = kOfLane <= 4;
+  float instead[kOfLane] = {};
+  const auto load_given = [&] {
+#pragma unroll
+    for (int i = 0; i < kOfLane; ++i) {
+      const int e = i * 32 + me.lane;
+      if (given && first + e < E) instead[i] = __ldg(given + e);
+    }
+  };
+  if (kAhead) load_given();
+  const float* const from = a.logits.of(turn) + t * a.router_rows;
+  uint32_t key[kOfLane], gate = 0;
+  bool waits;
+  do {
+#pragma unroll
+    for (int i = 0; i < kOfLane; ++i) {
+      const int e = first + i * 32 + me.lane;
+      key[i] = e < E ? peek4(from + e) : 0;
+    }
+    if (first) gate = peek4(from);
+    waits = gate == kUnwritten;
+#pragma unroll
+    for (int i = 0; i < kOfLane; ++i) waits |= key[i] == kUnwritten;
+  } while (__any_sync(kAll, waits));
+  if (!kAhead) load_given();
+  if (given && first) gate = __float_as_uint(__ldg(given - 1));
+  uint32_t best = 0;  // of this lane's
+#pragma unroll
+  for (int i = 0; i < kOfLane; ++i) {
+    const float logit = given ? instead[i] : __uint_as_float(key[i]);
+    key[i] = first + i * 32 + me.lane < E ? sort_key(logit) : 0;  // 0: none
+    best = max(best, key[i]);
+  }
+  const float most = sort_value(__reduce_max_sync(kAll, best));
+  if (me.lane == 0) shared.most[t] = most;
+  if (!a.shape.renormalise) {
+    float sum = 0;
+#pragma unroll
+    for (int i = 0; i < kOfLane; ++i)
+      if (key[i] != 0) sum += __expf(sort_value(key[i]) - most);
+    sum = warp_sum(sum);
+    if (me.lane == 0) shared.sum[t] = sum;
+  }
+  int in_front = 0;
+#pragma unroll
+  for (int lane = 0; lane < 32; ++lane) {
+    const uint32_t other = __shfl_sync(kAll, best, lane);
+    in_front += other > best || (other == best && lane < me.lane);
+  }
+  const uint32_t bound =
+      __shfl_sync(kAll, best, __ffs(__ballot_sync(kAll, in_front == chosen - 1)) - 1);
+  int count = 0;
+#pragma unroll
+  for (int i = 0; i < kOfLane; ++i) {
+    const bool reaches = key[i] != 0 && key[i] >= bound;
+    const uint32_t all = __ballot_sync(kAll, reaches);
+    const int at = count + __popc(all & ((1u << me.lane) - 1));
+    if (reaches && at < 32) candidates[at] = make_uint2(key[i], i * 32 + me.lane);
+    count += __popc(all);
+  }
+  __syncwarp();
+  const auto take = [&](int slot, int expert, float logit) {
+    shared.items.chosen[t * k + slot] = expert;
+    shared.items.weights[t * k + slot] = logit;
+    atomicOr(&shared.used[expert / 32], 1u << expert % 32);
+    if (blockIdx.x == 0 && layer.expert_counts) atomicAdd(layer.expert_counts + expert, 1u);
+  };
+  if (count <= 32) {
+    if (me.lane < count) {
+      const uint2 mine = candidates[me.lane];
+      int slot = 0;
+#pragma unroll 4
+      for (int i = 0; i < count; ++i) {
+        const uint2 other = candidates[i];
+        slot += other.x > mine.x || (other.x == mine.x && other.y < mine.y);
+      }
+      if (slot < chosen) take(slot, first + static_cast<int>(mine.y), sort_value(mine.x));
+    }
+  } else {  // one after the other
 #pragma unroll 1
-  for (int i = me.thread; i < kMaxPairs * kMaxTokens / 4; i += kConsumers)
-    reinterpret_cast<uint32_t*>(shared.items.slot)[i] = 0xffffffffu;
+    for (int slot = 0; slot < chosen; ++slot) {
+      uint32_t at = 0, left = 0;
+#pragma unroll
+      for (int i = kOfLane - 1; i >= 0; --i) {
+        if (key[i] < left) continue;
+        left = key[i];
+        at = static_cast<uint32_t>(i * 32 + me.lane);
+      }
+      const uint32_t winner = __reduce_max_sync(kAll, left);
+      const uint32_t number = __reduce_min_sync(kAll, left == winner ? at : kAll);
+#pragma unroll
+      for (int i = 0; i < kOfLane; ++i)
+        if (number == static_cast<uint32_t>(i * 32 + me.lane)) key[i] = 0;
+      if (me.lane == 0) take(slot, first + static_cast<int>(number), sort_value(winner));
+    }
+  }
+  if (first && me.lane == 0) take(chosen, 0, __uint_as_float(gate));
+}
+
+// A token's weights from its chosen experts' logits, by one warp.
+template <typename Kind>
+__device__ inline void weigh(const Args& a, int t, RoutingShared<Kind>& shared) {
+  const Lane me;
+  const int k = a.shape.moe.top_k;
+  const int chosen = k - (Kind::kMixed && a.shape.shared_expert ? 1 : 0);
+  float& weight = shared.items.weights[t * k + min(me.lane, k - 1)];
+  const float logit = weight;
+  const float mine = me.lane < chosen ? __expf(logit - shared.most[t]) : 0.0f;
+  const float sum = a.shape.renormalise ? warp_sum(mine) : shared.sum[t];
+  __syncwarp();
+  if (me.lane < k) weight = me.lane < chosen ? mine / sum : 1.0f / (1.0f + __expf(-logit));
 }
 
 // Each block finds out for itself which experts the tokens chose (as route() does), and lists them.
-// All consumers; `logits` [kMaxTokens] is theirs once all have come here.
-__device__ inline void choose_experts(const Args& a, const FusedLayer& layer, uint32_t epoch,
-                                      RoutingShared& shared,
-                                      float (&logits_of)[kMaxTokens][kMaxExperts]) {
-  const int E = a.shape.moe.experts, k = a.shape.moe.top_k, pairs = a.tokens * k;
+// All consumers; `candidates` is theirs once all have come here.
+template <typename Kind>
+__device__ inline void choose_experts(const Args& a, const FusedLayer& layer, uint32_t turn,
+                                      RoutingShared<Kind>& shared,
+                                      uint2 (&candidates)[kMaxTokens][32]) {
+  constexpr int kWords = RoutingShared<Kind>::kWords;
+  static_assert(2 * kMaxTokens <= kWarps && kMaxPairs <= (kWarps - kMaxTokens) * 32);
+  const int k = a.shape.moe.top_k;
   const Lane me;
   Items& items = shared.items;
+  if (me.thread < kWords) shared.used[me.thread] = 0;
+#pragma unroll 1
+  for (int i = me.thread; i < kMaxPairs * kMaxTokens / 4; i += kConsumers)
+    reinterpret_cast<uint32_t*>(items.slot)[i] = 0xffffffffu;
   sync_consumers();
-  // Two warps bring a token's logits; a thread has one or two experts, and counts who is in
-  // front.
-  constexpr int kThreadsOfToken = kConsumers / kMaxTokens,
-                kOfThread = kMaxExperts / kThreadsOfToken;
-  const int t = me.thread / kThreadsOfToken, first = me.thread % kThreadsOfToken;
-  const bool active = t < a.tokens;
-  float mine[kOfThread];
-  if (active) {
-    const float* from = a.logits.of(epoch) + t * a.router_rows;
-    uint32_t v[kOfThread];
-    bool waits;
-    do {
-      waits = false;
-#pragma unroll
-      for (int i = 0; i < kOfThread; ++i) {
-        const int e = i * kThreadsOfToken + first;
-        v[i] = e < E ? peek4(from + e) : 0xff800000u;  // -infinity
-        waits |= v[i] == kUnwritten;
-      }
-    } while (__any_sync(0xffffffffu, waits));
-#pragma unroll
-    for (int i = 0; i < kOfThread; ++i) {
-      const int e = i * kThreadsOfToken + first;
-      mine[i] = __uint_as_float(v[i]);
-      if (layer.logits && e < E) mine[i] = layer.logits[static_cast<int64_t>(t) * E + e];
-      if (!(mine[i] > -INFINITY)) mine[i] = -INFINITY;  // so that all are in an order
-      logits_of[t][e] = mine[i];
-    }
-  }
+  if (me.warp < a.tokens) choose_for_token(a, layer, turn, me.warp, shared, candidates[me.warp]);
   sync_consumers();
-  if (active) {
-    int in_front[kOfThread] = {};
-#pragma unroll 8
-    for (int e = 0; e < kMaxExperts; e += 4) {
-      const float4 four = *reinterpret_cast<const float4*>(&logits_of[t][e]);
-      const float other[4] = {four.x, four.y, four.z, four.w};
-#pragma unroll
-      for (int i = 0; i < kOfThread; ++i) {
-#pragma unroll
-        for (int o = 0; o < 4; ++o)  // of equal ones the lower expert's
-          in_front[i] +=
-              other[o] > mine[i] || (other[o] == mine[i] && e + o < i * kThreadsOfToken + first);
-      }
-    }
-#pragma unroll
-    for (int i = 0; i < kOfThread; ++i) {
-      const int e = i * kThreadsOfToken + first;
-      if (in_front[i] >= k || e >= E) continue;
-      items.chosen[t * k + in_front[i]] = e;
-      atomicOr(&shared.used[e / 32], 1u << e % 32);
-      if (blockIdx.x == 0 && layer.expert_counts) atomicAdd(layer.expert_counts + e, 1u);
-    }
-  }
-  sync_consumers();
-  const int pair = me.thread;
-  if (pair < pairs) {
+  if (me.warp < kMaxTokens) {
+    if (me.warp < a.tokens) weigh(a, me.warp, shared);
+  } else if (const int pair = me.thread - kMaxTokens * 32; pair < a.tokens * k) {
     const int expert = items.chosen[pair];
     int item = 0, count = 0;
 #pragma unroll
-    for (int i = 0; i < kMaxExperts / 32; ++i) {
+    for (int i = 0; i < kWords; ++i) {
       const uint32_t used = shared.used[i];
       const uint32_t below = i < expert / 32 ? ~0u : i > expert / 32 ? 0 : (1u << expert % 32) - 1;
       item += __popc(used & below);
       count += __popc(used);
     }
-    const float* logits = logits_of[pair / k];
-    const float most = logits[items.chosen[pair / k * k]];
-    float sum = 0;
-    if (a.shape.renormalise) {
-      for (int i = 0; i < k; ++i) sum += __expf(logits[items.chosen[pair / k * k + i]] - most);
-    } else {
-      for (int e = 0; e < E; ++e) sum += __expf(logits[e] - most);
-    }
-    items.weights[pair] = __expf(logits[expert] - most) / sum;
     items.expert[item] = static_cast<int16_t>(expert);
     items.slot[item][pair / k] = static_cast<int8_t>(pair % k);
     if (pair == 0) items.count = count;
