@@ -13,7 +13,9 @@ using bf16 = __nv_bfloat16;
 
 // A block a value head of a sequence, four lanes a column of its state, each with a quarter of the
 // rows in registers. The blocks of a key head's value heads are a cluster: all convolve its q and
-// k, and the first keeps their new inputs once all have read the old ones.
+// k, and the first keeps their new inputs once all have read the old ones. States pass L2 as the
+// first to leave it: nothing reads them before the next step, and written back late they hold up
+// the weights that come next.
 constexpr int kDim = 128, kLanes = 4, kThreads = kDim * kLanes, kWarps = kThreads / 32;
 constexpr int kParts = kDim / (4 * kLanes);  // of four rows each, 16 apart
 constexpr int kMaxWidth = 4, kMaxRatio = 8;
@@ -82,8 +84,9 @@ __global__ void __launch_bounds__(kThreads)
   float state[kParts][4];
 #pragma unroll
   for (int p = 0; p < kParts; ++p) {
-    const float4 old =
-        batch.starts[s] ? float4{} : *reinterpret_cast<const float4*>(memory + p * 4 * kLanes);
+    const float4 old = batch.starts[s]
+                           ? float4{}
+                           : __ldcs(reinterpret_cast<const float4*>(memory + p * 4 * kLanes));
     state[p][0] = old.x;
     state[p][1] = old.y;
     state[p][2] = old.z;
@@ -151,8 +154,8 @@ __global__ void __launch_bounds__(kThreads)
       state[p][j] = fmaf(of_k[j], change, state[p][j]);
       read[j] = fmaf(state[p][j], of_q[j], read[j]);
     }
-    *reinterpret_cast<float4*>(memory + p * 4 * kLanes) =
-        make_float4(state[p][0], state[p][1], state[p][2], state[p][3]);
+    __stcs(reinterpret_cast<float4*>(memory + p * 4 * kLanes),
+           make_float4(state[p][0], state[p][1], state[p][2], state[p][3]));
   }
   const float o = __bfloat162float(__float2bfloat16(join(read)));
   __syncthreads();  // the sums in front have been read

@@ -228,7 +228,8 @@ void launch(const MoeWeights& weights, Problem problem, int pairs, bool in_place
             down_tiles = (H + kHalfRows - 1) / kHalfRows;
   const int groups = pairs / kTokens + std::min(pairs, E);  // at most
   const int blocks = std::min(sms, groups * (gate_up_tiles + down_tiles));
-  if (in_place && !problem.part.first && kStreams<kTokens>)
+  // Where few experts are chosen most would be read for nothing, and the others late for it.
+  if (in_place && pairs >= E && !problem.part.first && kStreams<kTokens>)
     problem.early = std::min(E, std::min(blocks, kMoeEarlyTiles) / gate_up_tiles);
   constexpr size_t kBytes = sizeof(Shared<kTokens>);
   const auto kernel = experts_kernel<kTokens>;

@@ -19,8 +19,8 @@ inline bool moe_takes_grouped(int tokens, const MoeShape& shape) {
 //   x [tokens, H], activation [tokens * top_k, I], y [tokens * top_k, H], bf16; weights bf16; sums
 //   in f32. H and I multiples of 8, expert strides of 16 bytes. Asynchronous, capturable.
 // `part`: as in moe_skinny_gate_up. `in_place`: nothing that may still be running writes any
-// expert's weights, so that reading them begins while the launch in front ends, before it is known
-// which ones tokens chose; otherwise only those are read.
+// expert's weights, so that reading them may begin while the launch in front ends, before it is
+// known which ones tokens chose; otherwise only those are read.
 void moe_grouped_experts(const __nv_bfloat16* x, int tokens, const MoeShape& shape,
                          const MoeWeights& weights, const Routing& routing,
                          __nv_bfloat16* activation, __nv_bfloat16* y, cudaStream_t stream,
