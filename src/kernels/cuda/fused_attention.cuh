@@ -4,6 +4,7 @@
 
 #include "kernels/cuda/decode_page.cuh"
 #include "kernels/cuda/fused_stream.cuh"
+#include "kernels/cuda/fused_trace.cuh"
 #include "kernels/cuda/pack_bf16.cuh"
 
 namespace vamp::cuda::fused {
@@ -422,6 +423,7 @@ __device__ inline void join_pieces(const Args& a, uint32_t turn, uint32_t index,
 #pragma unroll
       for (int e = 0; e < 4; ++e) value[e] = value[e] * shrink + weight * __uint_as_float(of[e]);
     }
+    trace(index, kPiecesArrived);
     joined[me.warp][me.lane] = {value[0], value[1], value[2], value[3]};
     if (d4 == 0) shared.joined_scores[me.warp][mine] = {most, sum};
     sync_consumers();

@@ -8,6 +8,7 @@
 #include "kernels/cuda/fused_exchange.cuh"
 #include "kernels/cuda/fused_routing.cuh"
 #include "kernels/cuda/fused_stream.cuh"
+#include "kernels/cuda/fused_trace.cuh"
 
 namespace vamp::cuda::fused {
 
@@ -70,14 +71,19 @@ class Finisher {
       // `layer` was brought by the consumers, before the first sums.
       tiles(0, input_rows(l) / 8, 2,
             [&](int i, int end, int buffer) { input(layer, i, end, buffer); });
+      trace(index_, kInputTold);
       if (!(Kind::kMixed && layer.has_delta())) new_token(layer);
       add_to_residual(a_.mid);
+      trace(index_, kMidTold);
       tiles(1, a_.router_rows / 8, 2, [&](int i, int end, int buffer) { router(i, end, buffer); });
+      trace(index_, kRouterTold);
       fence();
       __syncwarp();
       if (lane_ == 0) handover_.fenced.arrive();
       gate_and_up();
+      trace(index_, kGateUpTold);
       add_to_residual(a_.end);
+      trace(index_, kEndTold);
     }
     sync_with_finisher();
     sync_with_finisher();  // now everybody has read what the launch was given

@@ -8,6 +8,7 @@
 #include "kernels/cuda/fused_kinds.cuh"
 #include "kernels/cuda/fused_routing.cuh"
 #include "kernels/cuda/fused_stream.cuh"
+#include "kernels/cuda/fused_trace.cuh"
 
 namespace vamp::cuda::fused {
 
@@ -115,13 +116,16 @@ class Phase {
     const Lane me;
     Tokens x;
     load_normed(me, experts, x);
+    trace(index_, experts ? kMidReady : kInputReady);
     int tiles = tiles_of(experts ? a_.router_rows : input_rows());
 #pragma unroll 1
     while (true) {
       product(me, x, tiles);
+      trace(index_, !experts ? kInputDone : tiles >= 0 ? kRouterDone : kGateUpDone);
       if (!experts || tiles < 0) break;
       choose_experts(a_, layer_, index_, shared_.routing, shared_.candidates);
       if (me.thread == 0) shared_.ring.chosen.arrive();  // the producer may go on
+      trace(index_, kChosen);
       if constexpr (Kind::kMixed) {
         if (layer_.has_delta()) keep_inputs(a_, layer_, turn());
       }
@@ -130,10 +134,13 @@ class Phase {
   }
   __device__ void attention() {
     attend(a_, layer_, turn(), shared_.unit, stream_, shared_.mixer.attention);
+    trace(index_, kPieceTold);
     join_pieces<Kind>(a_, turn(), index_, shared_.joins, shared_.mixer.attention, shared_.joined);
+    trace(index_, kMixedTold);
   }
   __device__ void delta() {
     run_delta(a_, layer_, turn(), index_, stream_, shared_.mixer.delta);
+    trace(index_, kMixedTold);
   }
   // residual += mixed outᵀ
   __device__ void output() {
@@ -157,6 +164,7 @@ class Phase {
 #pragma unroll
       for (int s = 0; s < kOutSteps; ++s) waits |= unwritten(x[s]);
     } while (__any_sync(0xffffffffu, waits));
+    trace(index_, kMixedArrived);
     const float scale = Kind::kMixed && of_head ? scale_of_head(squares, layer_) : 1.0f;
     Sums acc;
     if (run.first < run.end) {
@@ -176,6 +184,7 @@ class Phase {
       });
     }
     hand_over(me, acc);
+    trace(index_, kOutputDone);
   }
   // residual += the tokens' experts' outputs, in the order of the experts: a block has its rows of
   // all experts. The activations are weighted already.
@@ -246,6 +255,7 @@ class Phase {
     // What is read in the layers that follow has been unwritten (fused_exchange.cuh).
     shared_.handover.fenced.wait(index_ & 1);
     hand_over(me, sum);
+    trace(index_, kDownDone);
   }
 
  private:
@@ -282,6 +292,7 @@ class Phase {
       for (int t = 0; t < kMaxTokens; ++t)
         if (t < a_.tokens) waits |= unwritten(mine[t]);
     } while (!plain && __any_sync(0xffffffffu, waits));
+    trace(index_, experts ? kMidArrived : kInputArrived);
 #pragma unroll
     for (int s = 0; s < kHiddenSteps; ++s) x.of[s] = {};
 #pragma unroll

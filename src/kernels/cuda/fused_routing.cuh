@@ -3,6 +3,7 @@
 
 #include "kernels/cuda/fused_exchange.cuh"
 #include "kernels/cuda/fused_stream.cuh"
+#include "kernels/cuda/fused_trace.cuh"
 #include "kernels/cuda/route_token.cuh"
 
 namespace vamp::cuda::fused {
@@ -64,6 +65,7 @@ __device__ inline void choose_for_token(const Args& a, const FusedLayer& layer, 
     key[i] = first + i * 32 + me.lane < E ? sort_key(logit) : 0;  // 0: none
     best = max(best, key[i]);
   }
+  trace(turn, kLogitsArrived);
   const float most = sort_value(__reduce_max_sync(kAll, best));
   if (me.lane == 0) shared.most[t] = most;
   if (!a.shape.renormalise) {
