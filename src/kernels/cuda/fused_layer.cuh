@@ -259,7 +259,7 @@ class Phase {
   }
 
  private:
-  // The epoch of what layers of one kind alone tell each other: those of this kind come in turn.
+  // Of what layers of one kind alone tell each other: those of this kind come in turn.
   __device__ uint32_t turn() const {
     return Kind::kMixed ? layer_.before : index_;
   }
