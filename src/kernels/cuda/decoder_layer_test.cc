@@ -528,7 +528,7 @@ INSTANTIATE_TEST_SUITE_P(
     Fused, DecoderLayer,
     testing::Values(
         LayerCase{Kind::kQwen3, 1, 1, 100, true}, LayerCase{Kind::kQwen3, 1, 1, 0, true},
-        LayerCase{Kind::kQwen3, 1, 1, 5000, true}, LayerCase{Kind::kQwen3, 4, 1, 77, true},
+        LayerCase{Kind::kQwen3, 1, 1, 20000, true}, LayerCase{Kind::kQwen3, 4, 1, 77, true},
         LayerCase{Kind::kQwen3, 3, 1, 511, true}, LayerCase{Kind::kNextFull, 1, 1, 3000, true},
         LayerCase{Kind::kNextFull, 4, 1, 77, true}, LayerCase{Kind::kNextFull, 1, 1, 0, true, 2},
         LayerCase{Kind::kNextFull, 3, 1, 511, true, 2}, LayerCase{Kind::kNextLinear, 1, 1, 9, true},

@@ -396,7 +396,7 @@ __device__ inline void join_pieces(const Args& a, uint32_t turn, uint32_t index,
 #pragma unroll 1
   for (int first = static_cast<int>(blockIdx.x); first < all; first += blocks * (kWarps / ways)) {
     if (first >= blocks) join = find_join<Kind>(a, first + me.warp / ways * blocks);
-    const bool is_mine = way == 0 && join.pieces > 0;
+    const bool is_mine = way == 0 && join.token >= 0;
     Gates gates;
     if (Kind::kMixed && is_mine)
       gates.ask(a, turn, join.token, join.head * kHeadDim + join.column + d4 * 4);
@@ -454,7 +454,7 @@ __device__ inline void join_pieces(const Args& a, uint32_t turn, uint32_t index,
         f += __shfl_xor_sync(0xffffffffu, f, 8);
         f += __shfl_xor_sync(0xffffffffu, f, 16);
       }
-      const float scale = 1.0f / of[4];
+      const float scale = of[4] == 0 ? 0.0f : 1.0f / of[4];
       if constexpr (Kind::kMixed) gates.multiply(of);
       const int64_t word =
           (static_cast<int64_t>(join.token * a.shape.heads + join.head) * kHeadDim + join.column) /

@@ -194,7 +194,8 @@ bool FusedDecode::takes(const FusedShape& s) {
          width % kChunkValues == 0 && width <= kOutSteps / 2 * kChunkValues && takes_delta &&
          s.moe.hidden == s.hidden && s.moe.intermediate % 64 == 0 &&
          s.moe.top_k > (s.shared_expert ? 1 : 0) && s.moe.top_k <= s.moe.experts &&
-         s.moe.top_k * kMaxTokens <= kMaxPairs && num_blocks() * kRowsOfBlock >= kHidden;
+         s.moe.top_k * kMaxTokens <= kMaxPairs && num_blocks() * kRowsOfBlock >= kHidden &&
+         num_blocks() * 8 <= kHidden;  // each block has rows of the residual
 }
 
 FusedDecode::FusedDecode(const FusedShape& shape, const std::vector<FusedLayer>& layers)
@@ -227,6 +228,7 @@ FusedDecode::FusedDecode(const FusedShape& shape, const std::vector<FusedLayer>&
   check(cudaMemset(exchange_.get(), 0xff, exchange_.size()), "clearing");
   check(cudaMemset(sync_.get(), 0, sync_.size() * sizeof(uint32_t)), "clearing");
   drawn_ = DeviceBuffer<uint32_t>(std::vector<uint32_t>(layers.size()));
+  check(cudaDeviceSynchronize(), "clearing");  // whatever stream comes first
 }
 
 void FusedDecode::run(__nv_bfloat16* residual, const FusedBatch& batch, cudaStream_t stream) {

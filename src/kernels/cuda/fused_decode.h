@@ -62,7 +62,9 @@ struct FusedLayer {
                                       // (for benchmarks), or null
 };
 
-// The sequences of a step, each with one new token. Arrays on the device.
+// The sequences of a step, each with one new token. Arrays on the device, `cos_sin` (as norms and
+// convolutions' weights) 16-byte aligned; `slots` and `starts` wherever the shape has Gated
+// DeltaNet.
 struct FusedBatch {
   DecodeBatch attention;
   const int32_t* kv_slots = nullptr;  // [sequences] where the token goes in the cache, -1: nowhere
@@ -77,7 +79,7 @@ class FusedDecode {
  public:
   static constexpr int kMaxTokens = 4;
   // Whether the kernel takes the shape, which is that of a model like Qwen3-30B-A3B or like
-  // Qwen3-Next-80B-A3B, and the device has the multiprocessors for it (128 of them); if not, go op
+  // Qwen3-Next-80B-A3B, and the device has the multiprocessors for it (128 to 256); if not, go op
   // by op.
   static bool takes(const FusedShape& shape);
 

@@ -215,6 +215,20 @@ TEST_P(FusedDecodeTest, ATokenDoesNotDependOnTheOthers) {
   EXPECT_EQ(std::vector<float>(together.begin(), together.begin() + kWidth), alone);
 }
 
+// As in DecodeBatch: a place that a step leaves empty.
+TEST_P(FusedDecodeTest, ASequenceWithoutAContextIsPadding) {
+  FusedDecode all(shape_, layers_);
+  const std::vector<float> alone = run({&all}, 1);
+  std::vector<int32_t> contexts = contexts_.to_host(), slots = slots_.to_host();
+  contexts[1] = 0;
+  slots[1] = -1;
+  contexts_ = DeviceBuffer<int32_t>(contexts);
+  slots_ = DeviceBuffer<int32_t>(slots);
+  const std::vector<float> got = run({&all}, 2);
+  EXPECT_EQ(std::vector<float>(got.begin(), got.begin() + kWidth), alone);
+  for (const float v : got) ASSERT_TRUE(std::isfinite(v));
+}
+
 TEST_P(FusedDecodeTest, ChoosesExpertsAsRouteDoes) {
   FusedShape shape = shape_;
   const bool shared = shape.shared_expert;

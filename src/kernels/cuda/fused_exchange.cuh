@@ -7,7 +7,8 @@
 // for a layer takes values that all blocks' last layers went into. It is written anew three layers
 // later. That its being unwritten is seen by then, two fences of each block see to, one in each of
 // the next two layers: of who unwrote it, before it says anything in the first of them that others
-// need for the second, and in that one of who will read it, after having heard that. (What only
+// need for the second, and in that one of who will read it, after having heard that (by other
+// threads of the block, which the letter of PTX does not know, but L2 serves them all). (What only
 // layers with attention, or with Gated DeltaNet, write is there for layers of that kind in turn,
 // which lie further apart.) All is unwritten when a launch begins and ends.
 #pragma once

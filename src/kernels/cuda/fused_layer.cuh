@@ -111,8 +111,6 @@ class Phase {
   // The products with the normed residual: of the input projection, or of the router and then of
   // the experts that it chose.
   __device__ void normed(bool experts) {
-    if (!experts && static_cast<int>(index_) + 1 < a_.count)
-      copy_words(shared_.layers[(index_ + 1) & 1], a_.layers[index_ + 1]);
     const Lane me;
     Tokens x;
     load_normed(me, experts, x);
@@ -123,6 +121,9 @@ class Phase {
       product(me, x, tiles);
       trace(index_, !experts ? kInputDone : tiles >= 0 ? kRouterDone : kGateUpDone);
       if (!experts || tiles < 0) break;
+      // Nobody needs the layer in front any more: this one's residual took all that they did in it.
+      if (static_cast<int>(index_) + 1 < a_.count)
+        copy_words(shared_.layers[(index_ + 1) & 1], a_.layers[index_ + 1]);
       choose_experts(a_, layer_, index_, shared_.routing, shared_.candidates);
       if (me.thread == 0) shared_.ring.chosen.arrive();  // the producer may go on
       trace(index_, kChosen);

@@ -113,7 +113,7 @@ __device__ inline Unit find_unit(const Args& a) {
 }
 
 // What a warp joins of the pieces: 32 values of a head from `column` on. `first`: the row of the
-// first of so many pieces; none: nothing.
+// first of so many pieces (none of a sequence without a context). token -1: nothing.
 struct Join {
   int token, head, column, pieces, first;
 };
@@ -123,7 +123,10 @@ __device__ inline Join find_join(const Args& a, int number) {
   const int heads = a.shape.heads, kv_heads = a.shape.kv_heads;
   Join j{};
   j.token = number / kParts / heads;
-  if (j.token >= a.tokens) return j;
+  if (j.token >= a.tokens) {
+    j.token = -1;
+    return j;
+  }
   j.head = number / kParts - j.token * heads;
   j.column = number % kParts * 32;
   const int pages =
