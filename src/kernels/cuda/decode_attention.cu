@@ -45,14 +45,14 @@ struct Args {
   bf16* out;
 };
 
-// Starts the copies of page `page` of a context.
+// Starts the copies of page `page` of a context of so many tokens.
 template <int D>
-__device__ void copy_page(const Args& a, Pipeline<D>& pages, int stage, int page,
+__device__ void copy_page(const Args& a, Pipeline<D>& pages, int stage, int page, int context,
                           const int32_t* blocks, int kv_head) {
   const int per_block = a.layout.block_tokens / kPage;
   const bf16* k = a.k + blocks[page / per_block] * a.layout.block_stride() +
                   a.layout.k_offset(0, kv_head, page % per_block * kPage);
-  decode::copy_page(pages, stage, k, k + a.layout.v_offset());
+  decode::copy_page(pages, stage, k, k + a.layout.v_offset(), context - page * kPage);
 }
 
 // Each warp's results into shared memory, where the pages were.
@@ -168,12 +168,12 @@ __global__ void __launch_bounds__(kWarps * 32) decode_kernel(const __grid_consta
   int ahead = first + warp;
 #pragma unroll
   for (int stage = 0; stage < kStages - 1; ++stage, ahead += kWarps) {
-    if (ahead < settled) copy_page(a, mine, stage, ahead, blocks, kv_head);
+    if (ahead < settled) copy_page(a, mine, stage, ahead, context, blocks, kv_head);
     skinny::commit_copies();
   }
   wait_for_previous();
   if (settled < end && settled < ahead && (settled - first) % kWarps == warp) {
-    copy_page(a, mine, (settled - first) / kWarps, settled, blocks, kv_head);
+    copy_page(a, mine, (settled - first) / kWarps, settled, context, blocks, kv_head);
     skinny::commit_copies();
     skinny::wait_copies<0>();
   }
@@ -191,7 +191,8 @@ __global__ void __launch_bounds__(kWarps * 32) decode_kernel(const __grid_consta
   int stage = 0;
   for (int page = first + warp; page < end; page += kWarps, ahead += kWarps) {
     __syncwarp();  // everybody has read the stage that is filled next
-    if (ahead < end) copy_page(a, mine, (stage + kStages - 1) % kStages, ahead, blocks, kv_head);
+    if (ahead < end)
+      copy_page(a, mine, (stage + kStages - 1) % kStages, ahead, context, blocks, kv_head);
     skinny::commit_copies();
     skinny::wait_copies<kStages - 1>();
     __syncwarp();

@@ -30,10 +30,12 @@ __device__ __forceinline__ uint32_t shared_address(const void* p) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(p));
 }
 
-// Starts the copies of a page: 16 tokens of one head are a contiguous matrix, k and v each.
+// Starts the copies of a page: 16 tokens of one head are a contiguous matrix, k and v each. Of
+// tokens from `valid` on v is zero: weighted by 0, what a block's last owner left there could still
+// be NaN.
 template <int D>
 __device__ void copy_page(Pipeline<D>& pages, int stage, const __nv_bfloat16* k,
-                          const __nv_bfloat16* v) {
+                          const __nv_bfloat16* v, int valid) {
   constexpr int kChunks = Pipeline<D>::kChunks;
   const int lane = threadIdx.x % 32;
 #pragma unroll
@@ -42,7 +44,7 @@ __device__ void copy_page(Pipeline<D>& pages, int stage, const __nv_bfloat16* k,
     skinny::copy16_async(shared_address(&pages.k[stage][row][swizzle(row, column)]), k + chunk * 8,
                          true);
     skinny::copy16_async(shared_address(&pages.v[stage][row][swizzle(row, column)]), v + chunk * 8,
-                         true);
+                         row < valid);
   }
 }
 

@@ -270,13 +270,16 @@ __device__ inline void attend(const Args& a, const FusedLayer& layer, uint32_t t
       char* const stage = stream.stage() + warp % kStagePages * kPageBytes;
       stream.wait();
       if (page == newest) {
+        const int token = (u.context - 1) % kPageTokens;
         if (lane < kChunks) {
-          const int token = (u.context - 1) % kPageTokens;
           *reinterpret_cast<uint4*>(page_chunk<Kind>(stage, token, lane, false)) = shared.key[lane];
           *reinterpret_cast<uint4*>(page_chunk<Kind>(stage, token, lane, true)) =
               shared.value[lane];
-          fence_async_shared();
         }
+        // Weighted by 0, what a block's last owner left behind it could still be NaN.
+        for (int i = (token + 1) * kChunks + lane; i < kPageTokens * kChunks; i += 32)
+          *reinterpret_cast<uint4*>(page_chunk<Kind>(stage, i / kChunks, i % kChunks, true)) = {};
+        fence_async_shared();
         __syncwarp();
       }
       attend_page<Kind>(me, stage, u.context - page * kPageTokens, q, scale_log2, piece);

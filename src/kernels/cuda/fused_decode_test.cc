@@ -215,6 +215,28 @@ TEST_P(FusedDecodeTest, ATokenDoesNotDependOnTheOthers) {
   EXPECT_EQ(std::vector<float>(together.begin(), together.begin() + kWidth), alone);
 }
 
+TEST_P(FusedDecodeTest, WhatLiesBehindAContextDoesNotMatter) {
+  FusedDecode all(shape_, layers_);
+  const std::vector<float> want = run({&all}, FusedDecode::kMaxTokens);
+  const std::vector<int32_t> contexts = contexts_.to_host(), ids = ids_.to_host();
+  const KvLayout& layout = cache_.layout;
+  for (size_t s = 0; s < contexts.size(); ++s) {
+    const int64_t block =
+        ids[s * kContextBlocks + static_cast<size_t>(contexts[s] - 1) / kBlockSize];
+    const int behind = (contexts[s] - 1) % kBlockSize + 1;
+    for (int l = 0; l < layout.layers; ++l) {
+      for (int head = 0; head < layout.kv_heads; ++head) {
+        const int64_t k = block * layout.block_stride() + layout.k_offset(l, head, behind);
+        for (const int64_t from : {k, k + layout.v_offset()})
+          check(cudaMemset(arena_->bf() + from, 0xff,
+                           static_cast<size_t>((kBlockSize - behind) * layout.head_dim) * 2),
+                "NaN");
+      }
+    }
+  }
+  EXPECT_EQ(run({&all}, FusedDecode::kMaxTokens), want);
+}
+
 // As in DecodeBatch: a place that a step leaves empty.
 TEST_P(FusedDecodeTest, ASequenceWithoutAContextIsPadding) {
   FusedDecode all(shape_, layers_);

@@ -290,7 +290,7 @@ INSTANTIATE_TEST_SUITE_P(
         AttentionCase{8, 2, 64, 64, 32, {{500, 1}, {0, 129}}, false}));
 
 // Rows that only fill a captured graph's batch up: no context, no blocks, and zeros come out.
-TEST(DecodeAttention, NoContextGivesZeros) {
+TEST(DecodeAttention, NoContextGivesZerosAndBlocksKeepNothing) {
   SKIP_WITHOUT_GPU();
   Random random(3);
   for (const int sequences : {1, 3, 50}) {
@@ -298,9 +298,14 @@ TEST(DecodeAttention, NoContextGivesZeros) {
     KvCache cache{nullptr, {1, 4, 128, 16, DType::kBf16}};
     DeviceBuffer<bf16> arena(random_bf16(random, cache.layout.block_stride(), 1.0));
     cache.arena = arena.get();
-    // The middle one alone has a context.
+    // The middle one alone has a context; what lies behind it is not a number.
     std::vector<int> context(sequences), block_start(sequences + 1);
     context[sequences / 2] = 5;
+    for (int head = 0; head < 4; ++head) {
+      for (const int64_t from : {cache.layout.k_offset(0, head, 5),
+                                 cache.layout.k_offset(0, head, 5) + cache.layout.v_offset()})
+        check(cudaMemset(arena.get() + from, 0xff, size_t{11} * 128 * 2), "NaN");
+    }
     for (int s = sequences / 2; s < sequences; ++s) block_start[s + 1] = 1;
     const DeviceBuffer<int> dcontext(context), dstart(block_start), dids(std::vector<int>{0});
     const size_t width = size_t{32} * 128;
