@@ -3,6 +3,7 @@
 #include "kernels/cuda/cuda_check.h"
 #include "kernels/cuda/fused_decode.h"
 #include "kernels/cuda/fused_layer.cuh"
+#include "kernels/cuda/fused_producer.cuh"
 
 namespace vamp::cuda {
 namespace fused {

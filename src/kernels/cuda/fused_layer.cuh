@@ -5,10 +5,12 @@
 #include "kernels/cuda/fused_delta.cuh"
 #include "kernels/cuda/fused_exchange.cuh"
 #include "kernels/cuda/fused_finish.cuh"
+#include "kernels/cuda/fused_join.cuh"
 #include "kernels/cuda/fused_kinds.cuh"
 #include "kernels/cuda/fused_routing.cuh"
 #include "kernels/cuda/fused_stream.cuh"
 #include "kernels/cuda/fused_trace.cuh"
+#include "kernels/cuda/skinny_gemm.cuh"
 
 namespace vamp::cuda::fused {
 
