@@ -4,15 +4,15 @@
 //
 //   gpu_layer_bench decode [account]   Qwen3-30B-A3B
 //   gpu_layer_bench prefill            Qwen3-30B-A3B
-//   gpu_layer_bench next [account]     Qwen3-Next-80B-A3B, one of two ranks' shapes and whole
+//   gpu_layer_bench next [account | N] Qwen3-Next-80B-A3B, one of two ranks' shapes and whole
 //
-// account: also what a step saves without each op.
+// account: also what a step saves without each op. N: layers with experts of their own; as many as
+// there is room for, if it is left out.
 //
 // Last line: one JSON object.
 #include <fmt/format.h>
 
 #include <cstdlib>
-#include <cstring>
 #include <string>
 #include <utility>
 
@@ -119,17 +119,21 @@ void run_next(int ranks, int own_experts, bool account) {
 
 int main(int argc, char** argv) {
   const std::string what = argc > 1 ? argv[1] : "decode";
-  const bool account = argc > 2 && std::strcmp(argv[2], "account") == 0;
-  if (what == "decode") {
+  const std::string more = argc > 2 ? argv[2] : "";
+  const bool account = more == "account";
+  const int own_experts = what == "next" ? std::atoi(more.c_str()) : 0;
+  const bool takes_more = more.empty() || (account && what != "prefill") || own_experts > 0;
+  if (what == "decode" && takes_more) {
     run_decode(account);
-  } else if (what == "prefill") {
+  } else if (what == "prefill" && takes_more) {
     run_prefill();
-  } else if (what == "next") {
-    const int own_experts = argc > 2 && !account ? std::atoi(argv[2]) : 0;
+  } else if (what == "next" && takes_more) {
     run_next(2, own_experts ? own_experts : 48, account);
     run_next(1, own_experts ? own_experts : 36, account);
   } else {
-    fmt::print(stderr, "gpu_layer_bench {}: it is decode, prefill or next\n", what);
+    fmt::print(stderr,
+               "gpu_layer_bench {} {}: it is decode [account], prefill or next [account | N]\n",
+               what, more);
     return 2;
   }
   fmt::print("{{{}}}\n", json);

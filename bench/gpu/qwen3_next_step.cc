@@ -233,21 +233,10 @@ void Qwen3NextStep::run(Op op, int l, cudaStream_t s) {
   }
 }
 
-void Qwen3NextStep::run_fused(cudaStream_t s) {
-  FusedBatch batch;
-  batch.attention = batch_.decode_batch();
-  batch.kv_slots = batch_.slots();
-  batch.cos_sin = cos_sin_.get();
-  batch.cache = cache_;
-  batch.slots = batch_.numbers();
-  batch.starts = batch_.starts();
-  fused_->run(residual_.get(), batch, s);
-}
-
 void Qwen3NextStep::step(cudaStream_t s, Op left_out) {
   const bool whole =
       fused && left_out == kNone && batch_.decode() && batch_.tokens() <= FusedDecode::kMaxTokens;
-  if (whole) run_fused(s);
+  if (whole) fused_->run(residual_.get(), batch_.fused_batch(cos_sin_.get(), cache_), s);
   run(kNormOp, 0, s);
   for (int l = 0; l < (whole ? 0 : kLayers); ++l) {
     for (int op = kInputOp; op < kHeadOp; ++op)

@@ -78,7 +78,6 @@ class Qwen3NextStep {
     return {conv_.get(), a_log_.get(), dt_bias_.get(), delta_norm_.get(), 1e-6f};
   }
   void make_fused();
-  void run_fused(cudaStream_t s);
   NormWeight norm() const { return {norm_.get(), 1e-6f, true}; }
 
   int ranks_, heads_, kv_heads_;

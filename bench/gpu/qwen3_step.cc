@@ -160,12 +160,7 @@ void Qwen3Step::run(Op op, int l, cudaStream_t s) {
 }
 
 void Qwen3Step::run_fused(cudaStream_t s) {
-  FusedBatch batch;
-  batch.attention = batch_.decode_batch();
-  batch.kv_slots = batch_.slots();
-  batch.cos_sin = cos_sin_.get();
-  batch.cache = cache_;
-  fused_->run(residual_.get(), batch, s);
+  fused_->run(residual_.get(), batch_.fused_batch(cos_sin_.get(), cache_), s);
   run(kNormOp, 0, s);
 }
 

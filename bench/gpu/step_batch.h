@@ -9,6 +9,7 @@
 #include "gpu/gpu_bench.h"
 #include "kernels/cuda/attention.h"
 #include "kernels/cuda/decode_attention.h"
+#include "kernels/cuda/fused_decode.h"
 #include "kernels/cuda/moe_grouped.h"
 #include "kernels/cuda/moe_routing.h"
 #include "kernels/cuda/moe_skinny.h"
@@ -63,6 +64,16 @@ class StepBatch {
   const int32_t* starts() const { return starts_.get(); }    // 1: without a context
   DecodeBatch decode_batch() const {
     return {sequences_, contexts_.get(), block_start_.get(), ids_.get()};
+  }
+  FusedBatch fused_batch(const float* cos_sin, const KvCache& cache) const {
+    FusedBatch batch;
+    batch.attention = decode_batch();
+    batch.kv_slots = slots();
+    batch.cos_sin = cos_sin;
+    batch.cache = cache;
+    batch.slots = numbers();
+    batch.starts = starts();
+    return batch;
   }
   AttentionBatch attention_batch() const {
     return {sequences_,
