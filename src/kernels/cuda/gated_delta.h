@@ -34,8 +34,9 @@ inline bool gated_delta_takes_decode(const GatedDeltaBatch& batch, const GatedDe
   return batch.single && shape.head_dim == 128 && shape.conv_width <= 4 &&
          shape.value_heads % shape.key_heads == 0 && shape.ratio() <= 8;
 }
-// out [tokens, value_heads, head_dim]. Memories and the batch's arrays are read before the kernel
-// in front has ended: they must have been written before the first of a run of overlapped kernels.
+// out [tokens, value_heads, head_dim]. States 16-byte aligned, state_stride a multiple of 4.
+// Memories and the batch's arrays are read before the kernel in front has ended: they must have
+// been written before the first of a run of overlapped kernels.
 void gated_delta_decode(const __nv_bfloat16* qkvz, const __nv_bfloat16* ba,
                         const GatedDeltaBatch& batch, const GatedDeltaShape& shape,
                         const GatedDeltaWeights& weights, __nv_bfloat16* out, cudaStream_t stream);
