@@ -11,6 +11,7 @@ using bf16 = __nv_bfloat16;
 
 constexpr int kCombineThreads = 256;
 constexpr int kCombineMaxCols = 8192;
+constexpr int kTogether = 12;  // experts whose results are asked for before the first is added
 
 __global__ void __launch_bounds__(kCombineThreads)
     combine_kernel(const bf16* y, int hidden, int top_k, const float* weights, bf16* residual,
@@ -19,6 +20,7 @@ __global__ void __launch_bounds__(kCombineThreads)
   constexpr int kMost = kCombineMaxCols / 8 / kCombineThreads;
   const size_t t = blockIdx.x;
   allow_next();
+  if (out) prefetch_row(norm.data, hidden);
   wait_for_previous();
   float value[kMost][8];
   float squares = 0;
@@ -27,18 +29,29 @@ __global__ void __launch_bounds__(kCombineThreads)
     const int column = (i * kCombineThreads + static_cast<int>(threadIdx.x)) * 8;
     if (column >= hidden) break;
     float sum[8] = {};
-    for (int rank = 0; rank < top_k; ++rank) {
-      const float weight = weights[t * top_k + rank];
-      const uint4 bits = load_bf16x8(y + (t * top_k + rank) * hidden + column).bits;
-      const uint32_t words[4] = {bits.x, bits.y, bits.z, bits.w};
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        sum[2 * j] = fmaf(weight, bf16_low(words[j]), sum[2 * j]);
-        sum[2 * j + 1] = fmaf(weight, bf16_high(words[j]), sum[2 * j + 1]);
-      }
-    }
     uint4* const place = reinterpret_cast<uint4*>(residual + t * hidden + column);
     const uint4 old = *place;
+    for (int first = 0; first < top_k; first += kTogether) {
+      const int experts = min(kTogether, top_k - first);
+      float weight[kTogether];
+      uint4 bits[kTogether];
+#pragma unroll
+      for (int e = 0; e < kTogether; ++e) {
+        if (e >= experts) break;
+        weight[e] = weights[t * top_k + first + e];
+        bits[e] = load_bf16x8(y + (t * top_k + first + e) * hidden + column).bits;
+      }
+#pragma unroll
+      for (int e = 0; e < kTogether; ++e) {
+        if (e >= experts) break;
+        const uint32_t words[4] = {bits[e].x, bits[e].y, bits[e].z, bits[e].w};
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          sum[2 * j] = fmaf(weight[e], bf16_low(words[j]), sum[2 * j]);
+          sum[2 * j + 1] = fmaf(weight[e], bf16_high(words[j]), sum[2 * j + 1]);
+        }
+      }
+    }
     const uint32_t words[4] = {old.x, old.y, old.z, old.w};
     uint32_t rounded[4];
 #pragma unroll

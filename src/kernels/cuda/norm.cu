@@ -81,6 +81,7 @@ __global__ void __launch_bounds__(kThreads)
     add_rms_norm_kernel(const __nv_bfloat16* __restrict__ delta, __nv_bfloat16* residual, int cols,
                         NormWeight weight, __nv_bfloat16* __restrict__ out) {
   allow_next();
+  if (out) prefetch_row(weight.data, cols);
   wait_for_previous();
   const size_t row = static_cast<size_t>(blockIdx.x) * cols;
   norm_row<kHasDelta>(residual + row, cols, weight.data, weight.eps, weight.one_plus,
@@ -97,6 +98,7 @@ __global__ void __launch_bounds__(kThreads)
                             __nv_bfloat16* residual, NormWeight weight,
                             __nv_bfloat16* __restrict__ out) {
   allow_next();
+  if (out) prefetch_row(weight.data, shape.hidden);
   wait_for_previous();
   const size_t token = blockIdx.x, row = token * shape.hidden;
   const auto add = [&](int i, float(&x)[8]) {

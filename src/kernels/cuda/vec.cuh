@@ -25,6 +25,12 @@ __device__ __forceinline__ Bf16x8 load_bf16x8(const __nv_bfloat16* p) {
   return {*reinterpret_cast<const uint4*>(p)};
 }
 
+// Asks for a row of f32 that the block's threads will read; each for 32 bytes at a time.
+__device__ __forceinline__ void prefetch_row(const float* row, int cols) {
+  for (int i = static_cast<int>(threadIdx.x) * 8; i < cols; i += static_cast<int>(blockDim.x) * 8)
+    asm volatile("prefetch.global.L1 [%0];" ::"l"(row + i));
+}
+
 // bf16 is the upper half of an f32.
 __device__ __forceinline__ float bf16_low(uint32_t pair) {
   return __uint_as_float(pair << 16);
