@@ -181,8 +181,7 @@ bool FusedDecode::takes(const FusedShape& s) {
     using Kind = decltype(kind);
     const int routed = s.moe.experts - (s.shared_expert ? 1 : 0);
     return s.head_dim == Kind::kHeadDim && rotary == Kind::kRotary && routed <= Kind::kMaxRouted &&
-           s.gated == Kind::kMixed &&
-           s.moe.intermediate <= Kind::kMaxExpertSteps / 2 * kChunkValues &&
+           s.gated == Kind::kMixed && s.moe.intermediate <= kStageValues &&
            (Kind::kMixed || (!s.shared_expert && s.delta.value_heads == 0));
   };
   const GatedDeltaShape& d = s.delta;
@@ -205,8 +204,7 @@ FusedDecode::FusedDecode(const FusedShape& shape, const std::vector<FusedLayer>&
              shape.hidden, shape.heads, shape.head_dim, shape.moe.experts, shape.moe.intermediate);
   const auto map = [](const void* weights, int rows, int cols, int matrices = 1,
                       size_t stride = size_t{1} << 32) {
-    return bf16_wide_tensor_map(weights, cols, rows, matrices, stride, 8,
-                                std::min(cols, fused::kStageValues));
+    return bf16_wide_tensor_map(weights, cols, rows, matrices, stride, 8, fused::box_values(cols));
   };
   const int H = shape.hidden, I = shape.moe.intermediate, E = shape.moe.experts;
   std::vector<Maps> maps;

@@ -7,10 +7,9 @@ namespace vamp::cuda::fused {
 // Like Qwen3-30B-A3B.
 struct Qwen3Kind {
   static constexpr int kHeadDim = 128, kRotary = 128;
-  static constexpr int kPageTokens = 16;     // of a context
-  static constexpr int kMaxRouted = 128;     // experts chosen among, a multiple of 32
-  static constexpr int kMaxExpertSteps = 4;  // of a warp, in a row of `intermediate` values
-  static constexpr bool kMixed = false;      // layers of attention alone, without gates
+  static constexpr int kPageTokens = 16;  // of a context
+  static constexpr int kMaxRouted = 128;  // experts chosen among, a multiple of 32
+  static constexpr bool kMixed = false;   // layers of attention alone, without gates
 };
 
 // Like Qwen3-Next-80B-A3B: layers of Gated DeltaNet among those of attention, whose output is
@@ -19,7 +18,6 @@ struct Qwen3NextKind {
   static constexpr int kHeadDim = 256, kRotary = 64;
   static constexpr int kPageTokens = 8;
   static constexpr int kMaxRouted = 512;
-  static constexpr int kMaxExpertSteps = 2;
   static constexpr bool kMixed = true;
 };
 

@@ -98,8 +98,6 @@ __device__ inline void copy_words(T& to, const T& from) {
 // layer, three times as slowly.
 template <typename Kind>
 class Phase {
-  static constexpr int kMaxExpertSteps = Kind::kMaxExpertSteps;
-
  public:
   __device__ Phase(Shared<Kind>& shared, int layer, const Progress& at)
       : shared_(shared),
@@ -190,38 +188,42 @@ class Phase {
     trace(index_, kOutputDone);
   }
   // residual += the tokens' experts' outputs, in the order of the experts: a block has its rows of
-  // all experts. The activations are weighted already.
+  // all experts, which follow each other as if they were one. The activations are weighted already.
   __device__ void down() {
     const Items& items = shared_.routing.items;
     const Lane me;
-    const int I = a_.shape.moe.intermediate, k = a_.shape.moe.top_k;
-    // Beyond I a stage has nothing, which may be anything.
-    static_assert(kMaxExpertSteps / 2 <= kStageChunks);
-    const int mine = me.warp * 2 * kStep, chunks = (I - mine + kChunkValues - 1) / kChunkValues;
-    // The lanes of a group bring an item's activations of one token: so many items at a time as
+    const int I = a_.shape.moe.intermediate, k = a_.shape.moe.top_k, all = items.count * I;
+    // The first of the 64 values that the warp has in a chunk: they are one expert's.
+    const auto first_of = [&](int stage, int chunk) {
+      return stage * kStageValues + chunk * kChunkValues + me.warp * 2 * kStep;
+    };
+    // The lanes of a group bring a stage's activations of one token: so many stages at a time as
     // leave each token (of 1, 2 or 4) a group.
     const int shift = a_.tokens > 2 ? 2 : a_.tokens - 1, token = me.group & ((1 << shift) - 1);
     const int together = 8 >> shift;
-    using Inputs = uint4[kMaxExpertSteps];
-    const auto load = [&](int first, Inputs& x) {
-      const int item = first + (me.group >> shift);
-      const int slot = item < items.count && token < a_.tokens ? items.slot[item][token] : -1;
-      const bf16* row = a_.activation.of(index_) + static_cast<int64_t>(token * k + slot) * I;
+    constexpr int kSteps = 2 * kStageChunks;
+    using Inputs = uint4[kSteps];
+    const auto load = [&](int first_stage, Inputs& x) {
 #pragma unroll
-      for (int s = 0; s < kMaxExpertSteps; ++s) {
-        const int value = me.value() + value_of_step(s);
-        x[s] = slot >= 0 && value < I ? peek16(row + value) : uint4{};
+      for (int c = 0; c < kStageChunks; ++c) {
+        const int first = first_of(first_stage + (me.group >> shift), c), item = first / I;
+        const int slot = first < all && token < a_.tokens ? items.slot[item][token] : -1;
+        const bf16* from = a_.activation.of(index_) + static_cast<int64_t>(token * k + slot) * I +
+                           first - item * I + me.quad * 8;
+        x[2 * c] = slot >= 0 ? peek16(from) : uint4{};
+        x[2 * c + 1] = slot >= 0 ? peek16(from + kStep) : uint4{};
       }
     };
     const Run run = share_of_block(a_, kHidden / 8);
+    const int stages = run.first < run.end ? (all + kStageValues - 1) / kStageValues : 0;
     Sums sum;
     Inputs here, next;
-    if (run.first < run.end) load(0, next);
+    if (stages > 0) load(0, next);
 #pragma unroll 1
-    for (int first = 0; first < items.count && run.first < run.end; first += together) {
+    for (int first = 0; first < stages; first += together) {
       bool waits = false;
 #pragma unroll
-      for (int s = 0; s < kMaxExpertSteps; ++s) {
+      for (int s = 0; s < kSteps; ++s) {
         here[s] = next[s];
         waits |= unwritten(here[s]);
       }
@@ -229,30 +231,30 @@ class Phase {
         load(first, here);
         waits = false;
 #pragma unroll
-        for (int s = 0; s < kMaxExpertSteps; ++s) waits |= unwritten(here[s]);
+        for (int s = 0; s < kSteps; ++s) waits |= unwritten(here[s]);
       }
-      if (first + together < items.count) load(first + together, next);
+      if (first + together < stages) load(first + together, next);
 #pragma unroll 1
-      for (int item = first; item < min(first + together, items.count); ++item) {
-        const int from = (((item - first) << shift) + token) * 4 + me.quad;
+      for (int stage = first; stage < min(first + together, stages); ++stage) {
+        const int from = (((stage - first) << shift) + token) * 4 + me.quad;
         Inputs x;
 #pragma unroll
-        for (int s = 0; s < kMaxExpertSteps; ++s) {
+        for (int s = 0; s < kSteps; ++s) {
           x[s].x = __shfl_sync(0xffffffffu, here[s].x, from);
           x[s].y = __shfl_sync(0xffffffffu, here[s].y, from);
           x[s].z = __shfl_sync(0xffffffffu, here[s].z, from);
           x[s].w = __shfl_sync(0xffffffffu, here[s].w, from);
         }
-        // Nothing here waits for the products of the item in front.
+        // Nothing here waits for the products of the stage in front.
         stream_.wait();
         Weights w[kStageChunks];
 #pragma unroll
-        for (int c = 0; c < kMaxExpertSteps / 2; ++c) w[c] = stream_.weights(me, c);
+        for (int c = 0; c < kStageChunks; ++c) w[c] = stream_.weights(me, c);
         stream_.release(me);
         stream_.pass_one();
 #pragma unroll
-        for (int c = 0; c < kMaxExpertSteps / 2; ++c)
-          if (c < chunks) sum.add(w[c], x[2 * c], x[2 * c + 1]);
+        for (int c = 0; c < kStageChunks; ++c)  // what is behind the last expert may be anything
+          if (first_of(stage, c) < all) sum.add(w[c], x[2 * c], x[2 * c + 1]);
       }
     }
     // What is read in the layers that follow has been unwritten (fused_exchange.cuh).

@@ -67,12 +67,9 @@ class Producer {
         const int K = part == kOut ? a_.out_width : down ? I : kHidden;
         const Run run = share_of_block(a_, groups);
 #pragma unroll 1
-        for (int i = run.first; i < run.end; i += 2) {
-#pragma unroll 1
-          for (int item = 0; item < (down ? items_.count : 1); ++item)
-            rows_of(map, down ? items_.expert[item] : 0, i * 8, i + 1 < run.end ? i * 8 + 8 : -1,
-                    K);
-        }
+        for (int i = run.first; i < run.end; i += 2)
+          rows_of(map, i * 8, i + 1 < run.end ? i * 8 + 8 : -1, K, down ? items_.expert : nullptr,
+                  down ? items_.count : 1);
       }
     }
   }
@@ -118,7 +115,7 @@ class Producer {
       const int item = tile / per_item, row = (tile - item * per_item) * 8;
       ring_.empty[at_.at].wait(at_.parity);
       ring_.tile[at_.at] = tile;
-      rows_of(map, items_.expert[item], row, row + I, kHidden);
+      rows_of(map, row, row + I, kHidden, items_.expert + item, 1);
       tile = next;
     }
     ring_.empty[at_.at].wait(at_.parity);
@@ -126,33 +123,49 @@ class Producer {
     ring_.full[at_.at].arrive();
     at_.pass();
   }
-  // 8 rows from `low` on and 8 from `high` on (-1: none), K values each, of an expert's matrix, by
-  // lane 0 alone: copies of several lanes are issued one by one anyway.
-  __device__ void rows_of(const CUtensorMap& map, int expert, int low, int high, int K) {
+  // 8 rows from `low` on and 8 from `high` on (-1: none), K values each, of the matrices of so many
+  // experts, as if these rows were one. By lane 0 alone: copies of several lanes are issued one by
+  // one anyway.
+  __device__ void rows_of(const CUtensorMap& map, int low, int high, int K, const int16_t* experts,
+                          int count) {
     if (lane_ != 0) return;
-    const uint32_t half = 16 * min(K, kStageValues), bytes = high < 0 ? half : 2 * half;
+    const int box = box_values(K), all = count * K;
+    int item = 0, col = 0;
+#pragma unroll 1
+    for (int k = 0; k < all; k += kStageValues) {
+      const int values = min(kStageValues, all - k);
+      Barrier& full = begin_stage(16 * values * (high < 0 ? 1 : 2));
+      char* stage = ring_.stages[at_.at];
+#pragma unroll 1
+      for (const char* end = stage + 16 * values; stage < end; stage += 16 * box) {
+        const int expert = experts ? experts[item] : 0;
+        copy(stage, map, full, low, col, expert);
+        if (high >= 0) copy(stage + kHalfStageBytes, map, full, high, col, expert);
+        if ((col += box) == K) {
+          col = 0;
+          ++item;
+        }
+      }
+      at_.pass();
+    }
+  }
+  // The stage is free, and so is the way to it: of those in front only so many bytes may still be
+  // coming.
+  __device__ Barrier& begin_stage(int bytes) {
+    ring_.empty[at_.at].wait(at_.parity);
     const int together = bytes > kStageBytes / 2   ? kBytesInFlight / kStageBytes
                          : bytes > kStageBytes / 4 ? kBytesInFlight / (kStageBytes / 2)
                                                    : kStages;
-#pragma unroll 1
-    for (int k = 0; k < K; k += kStageValues) {
-      Barrier& full = ring_.full[at_.at];
-      char* const stage = ring_.stages[at_.at];
-      ring_.empty[at_.at].wait(at_.parity);
-      // Of the stages in front only so many may still be on their way.
-      if (together < kStages) {
-        Position landed = at_;
-        if ((landed.at -= together) < 0) {
-          landed.at += kStages;
-          landed.parity ^= 1;
-        }
-        ring_.full[landed.at].wait(landed.parity ^ 1);
+    if (together < kStages) {
+      Position landed = at_;
+      if ((landed.at -= together) < 0) {
+        landed.at += kStages;
+        landed.parity ^= 1;
       }
-      full.arrive_expecting(bytes);
-      copy(stage, map, full, low, k, expert);
-      if (high >= 0) copy(stage + kHalfStageBytes, map, full, high, k, expert);
-      at_.pass();
+      ring_.full[landed.at].wait(landed.parity ^ 1);
     }
+    ring_.full[at_.at].arrive_expecting(static_cast<uint32_t>(bytes));
+    return ring_.full[at_.at];
   }
   // Where a page of the block's run is in the arena, in values, but for the layer.
   __device__ int64_t find_page(int page) const {

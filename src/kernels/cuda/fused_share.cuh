@@ -138,6 +138,13 @@ __device__ __forceinline__ Run share_of_block(const Args& a, int all) {
           static_cast<int>(__umulhi(first + static_cast<uint32_t>(all), a.blocks_inverse))};
 }
 
+// Values of a row of K (a multiple of 64) that are copied at a time: they divide both it and a
+// stage.
+__host__ __device__ __forceinline__ constexpr int box_values(int K) {
+  const int power = K & -K;
+  return power < kStageValues ? power : kStageValues;
+}
+
 // Units of a layer with Gated DeltaNet: a quarter of the columns of a value head of a token, whose
 // state is kStateBytes. Unit u is done by block u % blocks.
 constexpr int kDeltaWidth = 4;  // of the convolution

@@ -3,9 +3,10 @@
 // stages in the same order; one more, the finisher, ends their sums (fused_finish.cuh).
 //
 // A stage holds two times 8 rows of weights and up to 1024 values of each, of which every consumer
-// multiplies an eighth, or four pages of a context, each of which one of them attends to, or a
-// piece of a Gated DeltaNet's state (fused_delta.cuh). It is as large as it is because the producer
-// takes hundreds of cycles to ask for anything.
+// multiplies an eighth (down's rows are short, so that several experts' follow each other there),
+// or four pages of a context, each of which one of them attends to, or a piece of a Gated
+// DeltaNet's state (fused_delta.cuh). It is as large as it is because the producer takes hundreds
+// of cycles to ask for anything.
 #pragma once
 
 #include "kernels/cuda/fused_share.cuh"
