@@ -28,6 +28,7 @@ struct LinearTiles {
 
   struct Cursor {
     bool started = false;
+    float old = 0;
   };
   __device__ const void* any() const { return w; }
   __device__ const __nv_bfloat16* row(Cursor&, int tile, int r) const {
@@ -42,15 +43,23 @@ struct LinearTiles {
     x1 = group + 8 < T ? x + static_cast<size_t>(group + 8) * K : nullptr;
     return true;
   }
-  __device__ void finish(const Cursor&, int tile, const Partial& partial) const {
+  // This thread's output of a tile, or null.
+  __device__ Out* output(int tile) const {
+    const int t = threadIdx.x / Shared::kRows,
+              n = tile * Shared::kRows + threadIdx.x % Shared::kRows;
+    return t < T && n < N ? y + static_cast<size_t>(t) * N + n : nullptr;
+  }
+  __device__ void begin(Cursor& cursor, int tile) const {
+    const Out* const out = accumulate ? output(tile) : nullptr;
+    cursor.old = out ? static_cast<float>(*out) : 0.0f;
+  }
+  __device__ void finish(const Cursor& cursor, int tile, const Partial& partial) const {
+    Out* const out = output(tile);
+    if (!out) return;
     const int t = threadIdx.x / Shared::kRows, r = threadIdx.x % Shared::kRows;
-    const int n = tile * Shared::kRows + r;
-    if (t >= T || n >= N) return;
     float sum = skinny::total(partial, t, r);
-    if (bias) sum += __bfloat162float(bias[n]);
-    Out& out = y[static_cast<size_t>(t) * N + n];
-    if (accumulate) sum += static_cast<float>(out);
-    out = static_cast<Out>(sum);
+    if (bias) sum += __bfloat162float(bias[tile * Shared::kRows + r]);
+    *out = static_cast<Out>(sum + cursor.old);
   }
 };
 

@@ -195,9 +195,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
   wait_for_previous();
   allow_next();
-  for (int e = threadIdx.x; e <= problem.experts; e += kThreads)
-    shared.expert_start[e] = problem.expert_start[e];
-  __syncthreads();
+  if (threadIdx.x == 0) weights.draw_first();
+  WorkList<kTokens> list(shared, problem);
   if (threadIdx.x >= kWarpgroup) {
     take_registers<208>();
     Consumer<kTokens>(shared, problem, threadIdx.x / kWarpgroup - 1).run();
@@ -206,7 +205,6 @@ __global__ void __launch_bounds__(kThreads, 1)
     if (threadIdx.x >= 32) {
       TokensProducer<kTokens>(shared, problem).run();
     } else {
-      const WorkList<kTokens> list(shared, problem);
       if (threadIdx.x == 0) weights.run(list);
     }
   }

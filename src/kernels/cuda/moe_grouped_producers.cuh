@@ -33,8 +33,12 @@ class WeightsProducer {
     begun_ = min(kStages, problem_.steps(tile));
     begin(tile, 0, begun_);
   }
+  // The first tile's number, unless it has been begun: it is on its way while the list is made.
+  __device__ void draw_first() {
+    if (begun_ == 0) first_ = problem_.draw();
+  }
 
-  __device__ void run(const WorkList<kTokens>& list) {
+  __device__ void run(WorkList<kTokens>& list) {
     Tile tile{};
     if (begun_ > 0) {
       tile = list.early_tile(static_cast<int>(blockIdx.x));
@@ -43,14 +47,15 @@ class WeightsProducer {
         tile.row = begun_;
       }
     } else {
-      tile = drawn(list, list.draw());
+      tile = drawn(list, first_);
     }
+    list.forget_starts();
     tell(tile);
     while (tile.kind != Tile::kEnd) {
       const int steps = problem_.steps(tile), draw_at = max(begun_, steps - kDrawAhead),
                 tell_at = max(begun_, steps - kTellAhead);
       begin(tile, begun_, draw_at);
-      const int number = list.draw();
+      const int number = problem_.draw();
       begin(tile, draw_at, tell_at);
       const Tile next = drawn(list, number);
       tell(next);
@@ -61,9 +66,9 @@ class WeightsProducer {
   }
 
  private:
-  __device__ static Tile drawn(const WorkList<kTokens>& list, int number) {
+  __device__ Tile drawn(const WorkList<kTokens>& list, int number) const {
     Tile tile = list.tile(number);
-    while (tile.kind == Tile::kTaken) tile = list.tile(list.draw());
+    while (tile.kind == Tile::kTaken) tile = list.tile(problem_.draw());
     return tile;
   }
   __device__ void tell(const Tile& tile) {
@@ -104,6 +109,7 @@ class WeightsProducer {
   Turn<kStages> ring_;
   Turn<kQueue> queue_;
   int begun_ = 0;  // stages of the first tile
+  int first_ = 0;
 };
 
 // Three warps, which bring the tokens of the same tiles: for gate and up gathered by their pairs,

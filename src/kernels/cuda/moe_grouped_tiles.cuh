@@ -56,6 +56,7 @@ struct Shared {
   Tile queue[kQueue];
   Barrier full[kStages], empty[kStages], queued[kQueue], taken[kQueue];
   uint16_t first_group[kRoutingMaxExperts + 2];  // groups of tokens before a position's
+  int groups_of_warp[kThreads / 32];             // of its positions
 };
 static_assert(std::max({sizeof(Shared<32>), sizeof(Shared<64>), sizeof(Shared<128>)}) <=
               227 * 1024);
@@ -74,6 +75,7 @@ struct Problem {
   __device__ int gate_up_tiles() const { return (intermediate + kHalfRows - 1) / kHalfRows; }
   __device__ int down_tiles() const { return (hidden + 2 * kHalfRows - 1) / (2 * kHalfRows); }
   __device__ int32_t* ticket() const { return progress; }
+  __device__ int draw() const { return atomicAdd(ticket(), 1); }
   __device__ int32_t* claim(int tile) const { return progress + 1 + tile; }
   // Warpgroups that are done with a tile of the expert's activations, then warps that go on.
   __device__ int32_t* done(int expert) const { return progress + 1 + kMoeEarlyTiles + expert; }
@@ -98,41 +100,59 @@ struct Turn {
 
 // The tiles in the order in which blocks draw them: gate and up's of all experts, then down's, each
 // over experts, their rows, then their groups of tokens: blocks at work at one time share weights.
-// Experts from `early` on come first. Used by a block's first warp.
+// Experts from `early` on come first. Made by all threads of a block, used by one.
 template <int kTokens>
 class WorkList {
+  static constexpr int kOfThread = (kRoutingMaxExperts + kThreads - 1) / kThreads;
+
  public:
   __device__ WorkList(Shared<kTokens>& shared, const Problem& problem)
-      : first_group_(shared.first_group), problem_(problem) {
+      : starts_(shared.expert_start), first_group_(shared.first_group), problem_(problem) {
     int first = 0, end = problem.experts;
     if (problem.part.first) (problem.part.from ? first : end) = *problem.part.first;
-    const int lane = threadIdx.x % 32, each = (problem.experts + 31) / 32;
-    const int begin = min(problem.experts, lane * each), stop = min(problem.experts, begin + each);
-    const auto groups_at = [&](int position) {
-      const int e = expert_at(position);
-      const int tokens = shared.expert_start[e + 1] - shared.expert_start[e];
-      return e >= first && e < end ? (tokens + kTokens - 1) / kTokens : 0;
-    };
-    int own = 0;
-    for (int p = begin; p < stop; ++p) own += groups_at(p);
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    // A thread's positions follow each other.
+    const int each = (problem.experts + kThreads - 1) / kThreads;
+    const int begin = static_cast<int>(threadIdx.x) * each;
+    int groups[kOfThread] = {}, own = 0;
+#pragma unroll
+    for (int i = 0; i < kOfThread; ++i) {
+      if (i >= each || begin + i >= problem.experts) break;
+      const int e = expert_at(begin + i);
+      const int start = problem.expert_start[e], stop = problem.expert_start[e + 1];
+      shared.expert_start[e] = start;
+      if (e == problem.experts - 1) shared.expert_start[e + 1] = stop;
+      groups[i] = e >= first && e < end ? (stop - start + kTokens - 1) / kTokens : 0;
+      own += groups[i];
+    }
     int sum = own;
 #pragma unroll
     for (int offset = 1; offset < 32; offset <<= 1) {
       const int other = __shfl_up_sync(0xffffffffu, sum, offset);
       if (lane >= offset) sum += other;
     }
-    groups_ = __shfl_sync(0xffffffffu, sum, 31);
+    if (lane == 31) shared.groups_of_warp[warp] = sum;
+    __syncthreads();
     int before = sum - own;
-    for (int p = begin; p < stop; ++p) {
-      first_group_[p] = static_cast<uint16_t>(before);
-      before += groups_at(p);
+#pragma unroll
+    for (int w = 0; w < kThreads / 32; ++w) {
+      const int of_warp = shared.groups_of_warp[w];
+      if (w < warp) before += of_warp;
+      groups_ += of_warp;
     }
-    if (lane == 31) first_group_[problem.experts] = static_cast<uint16_t>(before);
-    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < kOfThread; ++i) {
+      if (i >= each || begin + i >= problem.experts) break;
+      first_group_[begin + i] = static_cast<uint16_t>(before);
+      before += groups[i];
+    }
+    if (threadIdx.x == 0) first_group_[problem.experts] = static_cast<uint16_t>(groups_);
+    __syncthreads();
   }
 
-  __device__ int draw() const {
-    return atomicAdd(problem_.ticket(), 1);
+  // The experts' starts in shared memory are overwritten when the first tile is done.
+  __device__ void forget_starts() {
+    starts_ = problem_.expert_start;
   }
 
   __device__ Tile tile(int number) const {
@@ -179,7 +199,7 @@ class WorkList {
     return tile;
   }
   __device__ bool is_first_group(const Tile& tile) const {
-    return tile.first == problem_.expert_start[tile.expert];
+    return tile.first == starts_[tile.expert];
   }
   __device__ Tile down_tile(int number) const {
     Tile tile = find(number, problem_.down_tiles());
@@ -199,8 +219,7 @@ class WorkList {
     }
     const int groups = first_group_[low + 1] - first_group_[low];
     const int local = number - first_group_[low] * row_tiles, expert = expert_at(low);
-    const int start = problem_.expert_start[expert],
-              tokens = problem_.expert_start[expert + 1] - start;
+    const int start = starts_[expert], tokens = starts_[expert + 1] - start;
     const int share = ((tokens + groups - 1) / groups + 7) / 8 * 8;
     const int offset = local % groups * share;
     Tile tile{};
@@ -212,9 +231,10 @@ class WorkList {
     return tile;
   }
 
+  const int32_t* starts_;
   uint16_t* const first_group_;
   const Problem& problem_;
-  int groups_;
+  int groups_ = 0;
 };
 
 }  // namespace vamp::cuda::grouped

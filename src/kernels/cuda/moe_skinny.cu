@@ -35,6 +35,7 @@ struct MoeTiles {
     WorkItem work;
     int output_pair[kRounds];  // whose outputs this thread finishes, or -1
   };
+  __device__ void begin(Cursor&, int) const {}
   // Looks the tile's work item up unless it is the one at hand; true when it is another.
   __device__ bool find(Cursor& cursor, int tile) const {
     const int index = tile / tiles_per_item;

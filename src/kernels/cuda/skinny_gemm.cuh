@@ -68,6 +68,7 @@ struct Shared {
 //   8 (null:
 //                                           none); returns whether they differ from the tile
 //                                           before's
+//   void begin(cursor, tile)                what finish will need may be asked for
 //   void finish(cursor, tile, partial)      takes the sums, see total()
 // and a Cursor type, in which it may remember what it looked up.
 //
@@ -135,6 +136,7 @@ __device__ __forceinline__ void run(const Tiles& tiles, int first, int last, int
 #pragma unroll
       for (int step = 0; step < kHeld; ++step) load_tokens(x[step], k_first + step * kStep);
     }
+    tiles.begin(here, tile);
     float acc[kRowTiles][4] = {};
     const auto one_step = [&](Bf16x8(&t)[2]) {
       copy_next();
