@@ -6,9 +6,11 @@
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/thread_pool.hpp>
 #include <boost/asio/use_awaitable.hpp>
+#include <exception>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "text/chat_renderer.h"
@@ -37,8 +39,10 @@ class TextService {
   // thrown there. Results must be default-constructible.
   template <typename Work>
   boost::asio::awaitable<std::invoke_result_t<Work>> run(Work work) {
-    co_return co_await boost::asio::co_spawn(threads_, call(std::move(work)),
-                                             boost::asio::use_awaitable);
+    auto outcome =
+        co_await boost::asio::co_spawn(threads_, call(std::move(work)), boost::asio::use_awaitable);
+    if (outcome.error) std::rethrow_exception(std::exchange(outcome.error, nullptr));
+    co_return std::move(outcome.result);
   }
 
  private:
@@ -46,9 +50,23 @@ class TextService {
   template <typename Use>
   auto with_renderer(Use use);
 
+  // An exception goes over whole: the text thread has let go of it when the awaiting one gets it.
+  // (Left to co_spawn, the last of the two to do so ends it, which ThreadSanitizer takes for a
+  // race, since it does not see libstdc++ count.)
+  template <typename Result>
+  struct Outcome {
+    Result result{};
+    std::exception_ptr error;
+  };
   template <typename Work>
-  static boost::asio::awaitable<std::invoke_result_t<Work>> call(Work work) {
-    co_return work();
+  static boost::asio::awaitable<Outcome<std::invoke_result_t<Work>>> call(Work work) {
+    Outcome<std::invoke_result_t<Work>> outcome;
+    try {
+      outcome.result = work();
+    } catch (...) {
+      outcome.error = std::current_exception();
+    }
+    co_return std::move(outcome);
   }
 
   Tokenizer tokenizer_;
