@@ -32,6 +32,7 @@ struct LayerCase {
   int sequences, fresh, before;  // new tokens of each, and tokens in the cache before them
   bool fused = false;            // by the kernel that takes whole layers
   int ranks = 1;                 // one of so many ranks' shapes (of Qwen3-Next)
+  int intermediate = 768;        // of Qwen3's experts
 };
 
 constexpr int H = 2048, kExperts = 16, kTopK = 4, kBlockTokens = 16;
@@ -107,7 +108,7 @@ class Layer {
         kv_heads_(next_ ? 2 / c_.ranks : 4),
         dim_(next_ ? 256 : 128),
         rotary_(next_ ? 64 : 128),
-        shape_{kExperts, kTopK, H, next_ ? 512 / c_.ranks : 768},
+        shape_{kExperts, kTopK, H, next_ ? 512 / c_.ranks : c_.intermediate},
         tokens_(c_.sequences * c_.fresh),
         delta_{16 / c_.ranks, 32 / c_.ranks, 128, 4},
         tables_(c_),
@@ -529,11 +530,16 @@ INSTANTIATE_TEST_SUITE_P(
     testing::Values(
         LayerCase{Kind::kQwen3, 1, 1, 100, true}, LayerCase{Kind::kQwen3, 1, 1, 0, true},
         LayerCase{Kind::kQwen3, 1, 1, 20000, true}, LayerCase{Kind::kQwen3, 4, 1, 77, true},
-        LayerCase{Kind::kQwen3, 3, 1, 511, true}, LayerCase{Kind::kNextFull, 1, 1, 3000, true},
-        LayerCase{Kind::kNextFull, 4, 1, 77, true}, LayerCase{Kind::kNextFull, 1, 1, 0, true, 2},
+        LayerCase{Kind::kQwen3, 3, 1, 511, true}, LayerCase{Kind::kQwen3, 2, 1, 40, true, 1, 64},
+        LayerCase{Kind::kQwen3, 4, 1, 5, true, 1, 192},
+        LayerCase{Kind::kQwen3, 2, 1, 40, true, 1, 384},
+        LayerCase{Kind::kQwen3, 3, 1, 5, true, 1, 640},
+        LayerCase{Kind::kQwen3, 2, 1, 40, true, 1, 1024},
+        LayerCase{Kind::kNextFull, 1, 1, 3000, true}, LayerCase{Kind::kNextFull, 4, 1, 77, true},
+        LayerCase{Kind::kNextFull, 1, 1, 0, true, 2},
         LayerCase{Kind::kNextFull, 3, 1, 511, true, 2}, LayerCase{Kind::kNextLinear, 1, 1, 9, true},
         LayerCase{Kind::kNextLinear, 4, 1, 9, true}, LayerCase{Kind::kNextLinear, 3, 1, 0, true},
-        LayerCase{Kind::kNextLinear, 1, 1, 9, true, 2},
+        LayerCase{Kind::kNextLinear, 2, 1, 9, true}, LayerCase{Kind::kNextLinear, 1, 1, 9, true, 2},
         LayerCase{Kind::kNextLinear, 4, 1, 9, true, 2}));
 
 }  // namespace

@@ -181,7 +181,8 @@ bool FusedDecode::takes(const FusedShape& s) {
     using Kind = decltype(kind);
     const int routed = s.moe.experts - (s.shared_expert ? 1 : 0);
     return s.head_dim == Kind::kHeadDim && rotary == Kind::kRotary && routed <= Kind::kMaxRouted &&
-           s.gated == Kind::kMixed && s.moe.intermediate <= kStageValues &&
+           s.gated == Kind::kMixed && s.moe.intermediate > 0 &&
+           s.moe.intermediate <= kStageValues &&
            (Kind::kMixed || (!s.shared_expert && s.delta.value_heads == 0));
   };
   const GatedDeltaShape& d = s.delta;
@@ -203,8 +204,8 @@ FusedDecode::FusedDecode(const FusedShape& shape, const std::vector<FusedLayer>&
   VAMP_CHECK(takes(shape), "fused_decode: hidden {}, {} heads of {}, {} experts of {}",
              shape.hidden, shape.heads, shape.head_dim, shape.moe.experts, shape.moe.intermediate);
   const auto map = [](const void* weights, int rows, int cols, int matrices = 1,
-                      size_t stride = size_t{1} << 32) {
-    return bf16_wide_tensor_map(weights, cols, rows, matrices, stride, 8, fused::box_values(cols));
+                      size_t stride = size_t{1} << 32, int box = fused::kStageValues) {
+    return bf16_wide_tensor_map(weights, cols, rows, matrices, stride, 8, std::min(cols, box));
   };
   const int H = shape.hidden, I = shape.moe.intermediate, E = shape.moe.experts;
   std::vector<Maps> maps;
@@ -216,9 +217,10 @@ FusedDecode::FusedDecode(const FusedShape& shape, const std::vector<FusedLayer>&
     VAMP_CHECK(!has_delta || shape.delta.value_heads > 0,
                "fused_decode: a layer with Gated DeltaNet in a model without");
     const int in_row = has_delta ? fused::delta_row(shape) : fused::in_row(shape);
-    maps.push_back({map(l.in, in_row, H), map(l.out, H, shape.heads * shape.head_dim),
-                    map(l.router, E, H), map(l.gate_up, 2 * I, H, E, shape.gate_up_stride),
-                    map(l.down, H, I, E, shape.down_stride)});
+    maps.push_back(
+        {map(l.in, in_row, H), map(l.out, H, shape.heads * shape.head_dim), map(l.router, E, H),
+         map(l.gate_up, 2 * I, H, E, shape.gate_up_stride),
+         map(l.down, H, I, E, shape.down_stride, fused::units_of_copy(I) * fused::kUnitValues)});
   }
   layers_ = DeviceBuffer<Layer>(own);
   maps_ = DeviceBuffer<Maps>(maps);

@@ -87,8 +87,9 @@ class FusedDecode {
 
   // The layers one after the other on residual [sequences, hidden] bf16, from which the first one
   // takes its input's norm. The blocks wait for each other, so all of the device must be theirs at
-  // some time; two runs of one FusedDecode must not overlap. Asynchronous, capturable; 0 sequences:
-  // nothing happens.
+  // some time; two runs of one FusedDecode must not overlap. A sequence's result is the same bits
+  // alone and beside others, up to some 1,000 tokens of context; longer ones are cut into pieces by
+  // the number of sequences. Asynchronous, capturable; 0 sequences: nothing happens.
   void run(__nv_bfloat16* residual, const FusedBatch& batch, cudaStream_t stream);
 
   // How a layer's weights are brought (tensor_map.h).

@@ -72,17 +72,15 @@ struct Tokens {
 struct Sums {
   float of[2][4] = {};
   __device__ __forceinline__ void add(const Weights& w, const uint4& x0, const uint4& x1) {
-    const uint4 x[2] = {x0, x1};
-#pragma unroll
-    for (int step = 0; step < 2; ++step) {
-      const uint4 &low = w.low[step], &high = w.high[step];
-      skinny::mma(of[step], low.x, high.x, low.y, high.y, x[step].x, x[step].y);
-      skinny::mma(of[step], low.z, high.z, low.w, high.w, x[step].z, x[step].w);
-    }
+    add_step(0, w.low[0], w.high[0], x0);
+    add_step(1, w.low[1], w.high[1], x1);
   }
-  __device__ __forceinline__ float total(int i) const {
-    return of[0][i] + of[1][i];
+  __device__ __forceinline__ void add_step(int to, const uint4& low, const uint4& high,
+                                           const uint4& x) {
+    skinny::mma(of[to], low.x, high.x, low.y, high.y, x.x, x.y);
+    skinny::mma(of[to], low.z, high.z, low.w, high.w, x.z, x.w);
   }
+  __device__ __forceinline__ float total(int i) const { return of[0][i] + of[1][i]; }
 };
 
 template <typename T>
@@ -188,34 +186,36 @@ class Phase {
     trace(index_, kOutputDone);
   }
   // residual += the tokens' experts' outputs, in the order of the experts: a block has its rows of
-  // all experts, which follow each other as if they were one. The activations are weighted already.
+  // all experts (see units_of_expert). The activations are weighted already.
   __device__ void down() {
     const Items& items = shared_.routing.items;
     const Lane me;
-    const int I = a_.shape.moe.intermediate, k = a_.shape.moe.top_k, all = items.count * I;
-    // The first of the 64 values that the warp has in a chunk: they are one expert's.
-    const auto first_of = [&](int stage, int chunk) {
-      return stage * kStageValues + chunk * kChunkValues + me.warp * 2 * kStep;
+    const int I = a_.shape.moe.intermediate, k = a_.shape.moe.top_k, of_expert = units_of_expert(I),
+              all = items.count * of_expert;
+    const int inverse = 65536 / of_expert + 1;  // unit / of_expert is unit * inverse / 65536
+    static_assert(kMaxPairs * kStageUnits < 65536 / 4);
+    const auto item_of = [&](int unit) { return unit * inverse >> 16; };
+    // The first of the warp's values of a unit, of its expert's; I or more: none.
+    const auto value_of = [&](int unit) {
+      return unit < all ? (unit - item_of(unit) * of_expert) * kUnitValues + me.warp * kStep : I;
     };
     // The lanes of a group bring a stage's activations of one token: so many stages at a time as
     // leave each token (of 1, 2 or 4) a group.
     const int shift = a_.tokens > 2 ? 2 : a_.tokens - 1, token = me.group & ((1 << shift) - 1);
     const int together = 8 >> shift;
-    constexpr int kSteps = 2 * kStageChunks;
-    using Inputs = uint4[kSteps];
+    using Inputs = uint4[kStageUnits];
     const auto load = [&](int first_stage, Inputs& x) {
 #pragma unroll
-      for (int c = 0; c < kStageChunks; ++c) {
-        const int first = first_of(first_stage + (me.group >> shift), c), item = first / I;
-        const int slot = first < all && token < a_.tokens ? items.slot[item][token] : -1;
-        const bf16* from = a_.activation.of(index_) + static_cast<int64_t>(token * k + slot) * I +
-                           first - item * I + me.quad * 8;
-        x[2 * c] = slot >= 0 ? peek16(from) : uint4{};
-        x[2 * c + 1] = slot >= 0 ? peek16(from + kStep) : uint4{};
+      for (int u = 0; u < kStageUnits; ++u) {
+        const int unit = (first_stage + (me.group >> shift)) * kStageUnits + u;
+        const int value = value_of(unit);
+        const int slot = value < I && token < a_.tokens ? items.slot[item_of(unit)][token] : -1;
+        const bf16* row = a_.activation.of(index_) + static_cast<int64_t>(token * k + slot) * I;
+        x[u] = slot >= 0 ? peek16(row + value + me.quad * 8) : uint4{};
       }
     };
     const Run run = share_of_block(a_, kHidden / 8);
-    const int stages = run.first < run.end ? (all + kStageValues - 1) / kStageValues : 0;
+    const int stages = run.first < run.end ? (all + kStageUnits - 1) / kStageUnits : 0;
     Sums sum;
     Inputs here, next;
     if (stages > 0) load(0, next);
@@ -223,15 +223,15 @@ class Phase {
     for (int first = 0; first < stages; first += together) {
       bool waits = false;
 #pragma unroll
-      for (int s = 0; s < kSteps; ++s) {
-        here[s] = next[s];
-        waits |= unwritten(here[s]);
+      for (int u = 0; u < kStageUnits; ++u) {
+        here[u] = next[u];
+        waits |= unwritten(here[u]);
       }
       while (__any_sync(0xffffffffu, waits)) {
         load(first, here);
         waits = false;
 #pragma unroll
-        for (int s = 0; s < kSteps; ++s) waits |= unwritten(here[s]);
+        for (int u = 0; u < kStageUnits; ++u) waits |= unwritten(here[u]);
       }
       if (first + together < stages) load(first + together, next);
 #pragma unroll 1
@@ -239,22 +239,22 @@ class Phase {
         const int from = (((stage - first) << shift) + token) * 4 + me.quad;
         Inputs x;
 #pragma unroll
-        for (int s = 0; s < kSteps; ++s) {
-          x[s].x = __shfl_sync(0xffffffffu, here[s].x, from);
-          x[s].y = __shfl_sync(0xffffffffu, here[s].y, from);
-          x[s].z = __shfl_sync(0xffffffffu, here[s].z, from);
-          x[s].w = __shfl_sync(0xffffffffu, here[s].w, from);
+        for (int u = 0; u < kStageUnits; ++u) {
+          x[u].x = __shfl_sync(0xffffffffu, here[u].x, from);
+          x[u].y = __shfl_sync(0xffffffffu, here[u].y, from);
+          x[u].z = __shfl_sync(0xffffffffu, here[u].z, from);
+          x[u].w = __shfl_sync(0xffffffffu, here[u].w, from);
         }
         // Nothing here waits for the products of the stage in front.
         stream_.wait();
-        Weights w[kStageChunks];
+        uint4 low[kStageUnits], high[kStageUnits];
 #pragma unroll
-        for (int c = 0; c < kStageChunks; ++c) w[c] = stream_.weights(me, c);
+        for (int u = 0; u < kStageUnits; ++u) stream_.unit_weights(me, u, low[u], high[u]);
         stream_.release(me);
         stream_.pass_one();
 #pragma unroll
-        for (int c = 0; c < kStageChunks; ++c)  // what is behind the last expert may be anything
-          if (first_of(stage, c) < all) sum.add(w[c], x[2 * c], x[2 * c + 1]);
+        for (int u = 0; u < kStageUnits; ++u)  // where the expert has none may be anything
+          if (value_of(stage * kStageUnits + u) < I) sum.add_step(0, low[u], high[u], x[u]);
       }
     }
     // What is read in the layers that follow has been unwritten (fused_exchange.cuh).

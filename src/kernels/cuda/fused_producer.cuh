@@ -32,8 +32,6 @@ class Producer {
   }
 
   __device__ void run() {
-    const FusedShape& shape = a_.shape;
-    const int I = shape.moe.intermediate;
 #pragma unroll 1
     for (int l = 0; l < a_.count; ++l) {
       const FusedDecode::Layer& layer = a_.layers[l];
@@ -64,12 +62,16 @@ class Producer {
         const int groups = part == kIn       ? (delta ? a_.delta_row : a_.in_row) / 8
                            : part == kRouter ? a_.router_rows / 8
                                              : kHidden / 8;
-        const int K = part == kOut ? a_.out_width : down ? I : kHidden;
+        const int K = part == kOut ? a_.out_width : kHidden;
         const Run run = share_of_block(a_, groups);
 #pragma unroll 1
-        for (int i = run.first; i < run.end; i += 2)
-          rows_of(map, i * 8, i + 1 < run.end ? i * 8 + 8 : -1, K, down ? items_.expert : nullptr,
-                  down ? items_.count : 1);
+        for (int i = run.first; i < run.end; i += 2) {
+          const int high = i + 1 < run.end ? i * 8 + 8 : -1;
+          if (down)
+            experts_rows(map, i * 8, high);
+          else
+            rows_of(map, 0, i * 8, high, K);
+        }
       }
     }
   }
@@ -115,7 +117,7 @@ class Producer {
       const int item = tile / per_item, row = (tile - item * per_item) * 8;
       ring_.empty[at_.at].wait(at_.parity);
       ring_.tile[at_.at] = tile;
-      rows_of(map, row, row + I, kHidden, items_.expert + item, 1);
+      rows_of(map, items_.expert[item], row, row + I, kHidden);
       tile = next;
     }
     ring_.empty[at_.at].wait(at_.parity);
@@ -123,31 +125,44 @@ class Producer {
     ring_.full[at_.at].arrive();
     at_.pass();
   }
-  // 8 rows from `low` on and 8 from `high` on (-1: none), K values each, of the matrices of so many
-  // experts, as if these rows were one. By lane 0 alone: copies of several lanes are issued one by
-  // one anyway.
-  __device__ void rows_of(const CUtensorMap& map, int low, int high, int K, const int16_t* experts,
-                          int count) {
+  // 8 rows from `low` on and 8 from `high` on (-1: none), K values each, of an expert's matrix. By
+  // lane 0 alone: copies of several lanes are issued one by one anyway.
+  __device__ void rows_of(const CUtensorMap& map, int expert, int low, int high, int K) {
     if (lane_ != 0) return;
-    const int box = box_values(K), all = count * K;
-    int item = 0, col = 0;
 #pragma unroll 1
-    for (int k = 0; k < all; k += kStageValues) {
-      const int values = min(kStageValues, all - k);
-      Barrier& full = begin_stage(16 * values * (high < 0 ? 1 : 2));
-      char* stage = ring_.stages[at_.at];
+    for (int k = 0; k < K; k += kStageValues) {
+      Barrier& full = begin_stage(16 * min(K, kStageValues) * (high < 0 ? 1 : 2));
+      copy_rows(map, full, 0, expert, low, high, k);
+      at_.pass();
+    }
+  }
+  // The same of down, of all experts.
+  __device__ void experts_rows(const CUtensorMap& map, int low, int high) {
+    if (lane_ != 0) return;
+    const int I = a_.shape.moe.intermediate, of_expert = units_of_expert(I),
+              of_copy = units_of_copy(I), all = items_.count * of_expert;
+    const int values = min(I, of_copy * kUnitValues);  // of a copy
+    int item = 0, unit = 0;
 #pragma unroll 1
-      for (const char* end = stage + 16 * values; stage < end; stage += 16 * box) {
-        const int expert = experts ? experts[item] : 0;
-        copy(stage, map, full, low, col, expert);
-        if (high >= 0) copy(stage + kHalfStageBytes, map, full, high, col, expert);
-        if ((col += box) == K) {
-          col = 0;
+    for (int first = 0; first < all; first += kStageUnits) {
+      const int units = min(kStageUnits, all - first);
+      Barrier& full = begin_stage(16 * (units / of_copy) * values * (high < 0 ? 1 : 2));
+#pragma unroll 1
+      for (int u = 0; u < units; u += of_copy) {
+        copy_rows(map, full, u * kUnitValues, items_.expert[item], low, high, unit * kUnitValues);
+        if ((unit += of_copy) == of_expert) {
+          unit = 0;
           ++item;
         }
       }
       at_.pass();
     }
+  }
+  __device__ __forceinline__ void copy_rows(const CUtensorMap& map, Barrier& full, int to,
+                                            int expert, int low, int high, int col) {
+    char* const place = ring_.stages[at_.at] + to * 16;
+    copy(place, map, full, low, col, expert);
+    if (high >= 0) copy(place + kHalfStageBytes, map, full, high, col, expert);
   }
   // The stage is free, and so is the way to it: of those in front only so many bytes may still be
   // coming.

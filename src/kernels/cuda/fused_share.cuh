@@ -138,11 +138,18 @@ __device__ __forceinline__ Run share_of_block(const Args& a, int all) {
           static_cast<int>(__umulhi(first + static_cast<uint32_t>(all), a.blocks_inverse))};
 }
 
-// Values of a row of K (a multiple of 64) that are copied at a time: they divide both it and a
-// stage.
-__host__ __device__ __forceinline__ constexpr int box_values(int K) {
-  const int power = K & -K;
-  return power < kStageValues ? power : kStageValues;
+// How the experts' rows of down follow each other through the stages: in units of 256 values, of
+// which every consumer has 32, always the same ones of an expert's, so that a token's sums are the
+// same whichever experts others have chosen. An expert's row is copied at once and lies in one
+// stage, but for one of three full units, which are copied one by one.
+constexpr int kUnitValues = kWarps * kStep, kStageUnits = kStageValues / kUnitValues;
+__host__ __device__ __forceinline__ constexpr int units_of_expert(int intermediate) {
+  const int units = (intermediate + kUnitValues - 1) / kUnitValues;
+  return units == 3 && intermediate % kUnitValues != 0 ? kStageUnits : units;
+}
+__host__ __device__ __forceinline__ constexpr int units_of_copy(int intermediate) {
+  const int units = units_of_expert(intermediate);
+  return kStageUnits % units == 0 ? units : 1;
 }
 
 // Units of a layer with Gated DeltaNet: a quarter of the columns of a value head of a token, whose

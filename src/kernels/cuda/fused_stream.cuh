@@ -87,6 +87,14 @@ class Stream {
     }
     return w;
   }
+  // Of the warp's 32 values of one of down's units.
+  __device__ __forceinline__ void unit_weights(const Lane& lane, int unit, uint4& low,
+                                               uint4& high) const {
+    const char* from = ring_.stages[at_.at] + (unit * (kWarps / 2) + lane.warp / 2) * (8 * 128) +
+                       lane.group * 128 + ((lane.warp % 2 * 4 + lane.quad) ^ lane.group) * 16;
+    low = *reinterpret_cast<const uint4*>(from);
+    high = *reinterpret_cast<const uint4*>(from + kHalfStageBytes);
+  }
   // Of gate and up, see Ring::tile.
   __device__ int tile() const {
     return ring_.tile[at_.at];

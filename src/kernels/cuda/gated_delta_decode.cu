@@ -19,7 +19,7 @@ using bf16 = __nv_bfloat16;
 constexpr int kDim = 128, kLanes = 8, kThreads = 512, kWarps = kThreads / 32;
 constexpr int kColumns = kDim * kLanes / kThreads, kApart = kDim / kColumns;
 constexpr int kParts = kDim / (4 * kLanes);  // of four rows each, 32 apart
-constexpr int kMaxWidth = 4, kMaxRatio = 8;
+constexpr int kMaxWidth = 4;
 
 struct Shared {
   float state[kDim][kDim];  // [column][row]
@@ -222,9 +222,10 @@ __global__ void __launch_bounds__(kThreads, 2)
 void gated_delta_decode(const bf16* qkvz, const bf16* ba, const GatedDeltaBatch& batch,
                         const GatedDeltaShape& shape, const GatedDeltaWeights& weights, bf16* out,
                         cudaStream_t stream) {
-  VAMP_CHECK(gated_delta_takes_decode(batch, shape) && batch.state_stride % 4 == 0,
-             "gated_delta_decode: {} and {} heads of {}", shape.key_heads, shape.value_heads,
-             shape.head_dim);
+  VAMP_CHECK(gated_delta_takes_decode(batch, shape) && batch.state_stride % 4 == 0 &&
+                 reinterpret_cast<uintptr_t>(batch.states) % 16 == 0,
+             "gated_delta_decode: {} and {} heads of {}, stride {}", shape.key_heads,
+             shape.value_heads, shape.head_dim, batch.state_stride);
   if (batch.tokens == 0) return;
   check(cudaFuncSetAttribute(decode_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                              sizeof(Shared)),

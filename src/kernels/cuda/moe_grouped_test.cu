@@ -147,7 +147,9 @@ INSTANTIATE_TEST_SUITE_P(
         GroupedMoeCase{200, 5, 3, 72, 48, 0, 8}, GroupedMoeCase{150, 4, 4, 200, 136, 0, 0},
         GroupedMoeCase{1000, 128, 8, 320, 96, 4, 0}, GroupedMoeCase{90, 2, 1, 2048, 768, 2, 0},
         GroupedMoeCase{48, 512, 10, 256, 256, 0, 0}, GroupedMoeCase{600, 24, 4, 192, 768, 4, 0},
-        GroupedMoeCase{40, 64, 2, 128, 768, 2, 0}, GroupedMoeCase{150, 24, 4, 192, 256, 3, 0}));
+        GroupedMoeCase{40, 64, 2, 128, 768, 2, 0}, GroupedMoeCase{150, 24, 4, 192, 256, 3, 0},
+        GroupedMoeCase{16, 513, 11, 256, 256, 0, 0}, GroupedMoeCase{64, 1024, 2, 128, 64, 0, 0},
+        GroupedMoeCase{500, 777, 4, 64, 128, 0, 16}));
 
 // Holds a multiprocessor a block until *release, or for ten seconds and says so.
 __global__ void hold_kernel(const volatile int* release, volatile int* gave_up,
