@@ -17,8 +17,10 @@ struct MachineProfile {
   double attention_tflops = 600;  // prefill attention
   double link_up_gbps = 55;       // host to device, copy engine
   double link_down_gbps = 55;
-  double gather_gbps = 51;         // host to device, by a kernel that reads host memory
-  double gather_hidden = 0.35;     // of the products that run beside it: each slows the other
+  double gather_gbps = 51;  // host to device, by a kernel that reads host memory
+  // Of the products that run beside it: each slows the other. As measured with the experts' two
+  // products in two launches.
+  double gather_hidden = 0.35;
   Micros layer_overhead = 50;      // launches and gaps of one layer
   Micros step_overhead = 300;      // of one step: plan, sampling, result
   Micros handle_move = 74;         // taking one handle from one owner to the other
