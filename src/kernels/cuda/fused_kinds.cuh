@@ -1,5 +1,5 @@
 // What the fused decode step knows of a model when it is compiled: it is a kernel for each kind of
-// models, since all of a kernel's code must fit the instruction cache.
+// models, since the code that a layer goes through must fit the instruction cache.
 #pragma once
 
 namespace vamp::cuda::fused {

@@ -92,8 +92,8 @@ __device__ inline void copy_words(T& to, const T& from) {
 }
 
 // What the consumers do in a layer, in phases. Each is a function of its own (run_phase), and what
-// two of them do alike stands once: all of the code must fit 128 KB, or it is fetched anew in every
-// layer, three times as slowly.
+// two of them do alike stands once: the code that a layer goes through must fit 128 KB, or it is
+// fetched anew in every layer, three times as slowly.
 template <typename Kind>
 class Phase {
  public:
