@@ -72,7 +72,8 @@ TEST_F(H200, ActivatedStagingCopiesTheChosenExpertsShare) {
 }
 
 // bench/gpu/staging_bench on one H200: milliseconds that giving up 5% of Qwen3-30B-A3B's experts
-// adds to a step of so many sequences, the gather beside the products.
+// adds to a step of so many sequences, the gather beside the products, which were two launches
+// then.
 TEST_F(H200, MeasuredGather) {
   const int n = 48 * 3;  // 3 of 64 groups a layer
   const MemoryLayout layout = layout_for(qwen3_30b_a3b(), 120 * kGiB, 1, 20);
