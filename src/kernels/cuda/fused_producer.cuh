@@ -247,12 +247,7 @@ class Producer {
         Barrier& full = ring_.full[at_.at];
         ring_.empty[at_.at].wait(at_.parity);
         full.arrive_expecting(kStateBytes);
-        asm volatile(
-            "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
-            "[%0], [%1], %2, [%3], %4;" ::"r"(shared_address(ring_.stages[at_.at])),
-            "l"(unit.state(a_, layer)), "n"(kStateBytes), "r"(shared_address(&full.state)),
-            "l"(kReadOnce)
-            : "memory");
+        copy_bytes(ring_.stages[at_.at], unit.state(a_, layer), kStateBytes, full, kReadOnce);
         at_.pass();
       }
       __syncwarp();

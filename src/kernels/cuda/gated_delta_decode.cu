@@ -1,3 +1,5 @@
+#include <cooperative_groups.h>
+
 #include "kernels/cuda/cuda_check.h"
 #include "kernels/cuda/gated_delta.h"
 #include "kernels/cuda/launch.cuh"
@@ -7,6 +9,7 @@
 namespace vamp::cuda {
 namespace {
 
+namespace cg = cooperative_groups;
 using bf16 = __nv_bfloat16;
 
 // A block a value head of a sequence. Eight lanes have two columns of its state, half of them
@@ -77,23 +80,6 @@ __device__ float lanes_sum(float sum) {
   return sum;
 }
 
-__device__ void cluster_arrive() {
-  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-}
-__device__ void cluster_wait() {
-  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-
-__device__ void copy_once(void* to, const void* from, int bytes, Barrier& full) {
-  uint64_t policy;
-  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
-      "[%0], [%1], %2, [%3], %4;" ::"r"(shared_address(to)),
-      "l"(from), "r"(bytes), "r"(shared_address(&full.state)), "l"(policy)
-      : "memory");
-}
-
 // The sum over a block's threads [0, 32 warps); every thread gets it.
 __device__ float sum_of_warps(Shared& shared, float mine, int first, int count) {
   const int warp = threadIdx.x / 32;
@@ -122,7 +108,7 @@ __global__ void __launch_bounds__(kThreads, 2)
     fence_barrier_init();
     if (!empty) {
       shared.full.arrive_expecting(sizeof(shared.state));
-      copy_once(shared.state, memory, sizeof(shared.state), shared.full);
+      copy_bytes(shared.state, memory, sizeof(shared.state), shared.full, read_once_policy());
     }
   }
   // Warps 0-3: q, 4-7: k, 8-11: v.
@@ -137,7 +123,7 @@ __global__ void __launch_bounds__(kThreads, 2)
     load_taps(taps, weights.conv + static_cast<int64_t>(channel) * shape.conv_width,
               shape.conv_width);
   }
-  if (ratio > 1) cluster_arrive();
+  if (ratio > 1) cg::this_cluster().barrier_arrive();
   const int t = batch.query_start[s];
   const bf16* row = qkvz + t * shape.qkvz_row();
   const bf16* gates = ba + t * shape.ba_row();
@@ -147,7 +133,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   const bf16 a_gate = gates[shape.a_column(head)], b_gate = gates[shape.b_column(head)],
              z = row[shape.z_column(head) + own];
   if (kind < 3) add_input(inputs, row[shape.qkvz_column(channel)], shape.conv_width);
-  if (ratio > 1) cluster_wait();  // every block has read q's and k's old inputs
+  if (ratio > 1) cg::this_cluster().barrier_wait();  // every block has read q's and k's old inputs
   float x = 0;
   if (kind < 3) {
     if (kind == 2 || head % ratio == 0) keep_inputs(inputs, shape.conv_width);

@@ -64,10 +64,10 @@ struct Shared {
 // What `Tiles` must offer, for tiles of kRowTiles * 8 rows:
 //   const void* any()                       some valid device address
 //   const bf16* row(cursor, tile, r)        weight row r of the tile; null: none
-//   bool tokens(cursor, tile, group, x0, x1)  this lane's input rows, of tokens `group` and group +
-//   8 (null:
-//                                           none); returns whether they differ from the tile
-//                                           before's
+//   bool tokens(cursor, tile, group, x0, x1)
+//                                           this lane's input rows, of tokens `group` and 8 more
+//                                           (null: none); returns whether they differ from the
+//                                           tile before's
 //   void begin(cursor, tile)                what finish will need may be asked for
 //   void finish(cursor, tile, partial)      takes the sums, see total()
 // and a Cursor type, in which it may remember what it looked up.

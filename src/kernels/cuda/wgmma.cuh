@@ -75,6 +75,13 @@ __device__ __forceinline__ void fence_async_shared() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
+// What is read once: it leaves L2 before the rest.
+__device__ __forceinline__ uint64_t read_once_policy() {
+  uint64_t policy;
+  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+
 // Copies the box at (col, row, matrix) of `map` to `destination`; its bytes count on `barrier`.
 __device__ __forceinline__ void copy_box(void* destination, const CUtensorMap& map,
                                          Barrier& barrier, int col, int row, int matrix) {
@@ -84,15 +91,23 @@ __device__ __forceinline__ void copy_box(void* destination, const CUtensorMap& m
       "l"(&map), "r"(shared_address(&barrier.state)), "r"(col), "r"(row), "r"(matrix)
       : "memory");
 }
-// The same of what is read once: it leaves L2 before the rest.
+// The same of what is read once.
 __device__ __forceinline__ void copy_box_once(void* destination, const CUtensorMap& map,
                                               Barrier& barrier, int col, int row, int matrix) {
-  uint64_t policy;
-  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
   asm volatile(
       "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
       ".L2::cache_hint [%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(shared_address(destination)),
-      "l"(&map), "r"(shared_address(&barrier.state)), "r"(col), "r"(row), "r"(matrix), "l"(policy)
+      "l"(&map), "r"(shared_address(&barrier.state)), "r"(col), "r"(row), "r"(matrix),
+      "l"(read_once_policy())
+      : "memory");
+}
+// Neighbouring bytes, 16-byte aligned on both sides, under a cache policy.
+__device__ __forceinline__ void copy_bytes(void* destination, const void* source, uint32_t bytes,
+                                           Barrier& barrier, uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1], %2, [%3], %4;" ::"r"(shared_address(destination)),
+      "l"(source), "r"(bytes), "r"(shared_address(&barrier.state)), "l"(policy)
       : "memory");
 }
 __device__ __forceinline__ void prefetch_map(const CUtensorMap& map) {
