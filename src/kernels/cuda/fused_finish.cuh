@@ -69,7 +69,7 @@ class Finisher {
       index_ = static_cast<uint32_t>(l);
       const FusedDecode::Layer& layer = layers_[l & 1];
       // `layer` was brought by the consumers, before the first sums.
-      tiles(0, input_rows(l) / 8, 2,
+      tiles(0, input_rows(a_, Kind::kMixed && a_.layers[l].has_delta()) / 8, 2,
             [&](int i, int end, int buffer) { input(layer, i, end, buffer); });
       trace(index_, kInputTold);
       if (!(Kind::kMixed && layer.has_delta())) new_token(layer);
@@ -106,9 +106,6 @@ class Finisher {
   }
   __device__ bf16* residual(int round) const {
     return a_.residual + token(round) * kHidden + rows_.first * 8 + row();
-  }
-  __device__ int input_rows(int l) const {
-    return Kind::kMixed && a_.layers[l].has_delta() ? a_.delta_row : a_.in_row;
   }
 
   // finish(first group of 8 rows, end of the block's groups, buffer) of each of this block's tiles,
@@ -156,7 +153,7 @@ class Finisher {
   __device__ void input(const FusedDecode::Layer& layer, int i, int end, int buffer) {
     const bool delta = Kind::kMixed && layer.has_delta();
     const InTurn<bf16>& to = delta ? a_.delta_in : a_.in;
-    const int width = delta ? a_.delta_row : a_.in_row;
+    const int width = input_rows(a_, delta);
 #pragma unroll
     for (int j = 0; j < kRounds; ++j) {
       if (2 * j >= a_.tokens) break;

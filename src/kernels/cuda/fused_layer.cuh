@@ -113,7 +113,8 @@ class Phase {
     Tokens x;
     load_normed(me, experts, x);
     trace(index_, experts ? kMidReady : kInputReady);
-    int tiles = tiles_of(experts ? a_.router_rows : input_rows());
+    int tiles =
+        tiles_of(experts ? a_.router_rows : input_rows(a_, Kind::kMixed && layer_.has_delta()));
 #pragma unroll 1
     while (true) {
       product(me, x, tiles);
@@ -267,9 +268,6 @@ class Phase {
   // Of what layers of one kind alone tell each other: those of this kind come in turn.
   __device__ uint32_t turn() const {
     return Kind::kMixed ? layer_.before : index_;
-  }
-  __device__ int input_rows() const {
-    return Kind::kMixed && layer_.has_delta() ? a_.delta_row : a_.in_row;
   }
 
   // This lane's tokens, as the norm of the residual but for its scale, which the products' sums are

@@ -59,7 +59,7 @@ class Producer {
                                  : part == kOut    ? maps.out
                                  : part == kRouter ? maps.router
                                                    : maps.down;
-        const int groups = part == kIn       ? (delta ? a_.delta_row : a_.in_row) / 8
+        const int groups = part == kIn       ? input_rows(a_, delta) / 8
                            : part == kRouter ? a_.router_rows / 8
                                              : kHidden / 8;
         const int K = part == kOut ? a_.out_width : kHidden;

@@ -138,6 +138,11 @@ __device__ __forceinline__ Run share_of_block(const Args& a, int all) {
           static_cast<int>(__umulhi(first + static_cast<uint32_t>(all), a.blocks_inverse))};
 }
 
+// Rows of a layer's input product.
+__device__ __forceinline__ int input_rows(const Args& a, bool has_delta) {
+  return has_delta ? a.delta_row : a.in_row;
+}
+
 // How the experts' rows of down follow each other through the stages: in units of 256 values, of
 // which every consumer has 32, always the same ones of an expert's, so that a token's sums are the
 // same whichever experts others have chosen. An expert's row is copied at once and lies in one
